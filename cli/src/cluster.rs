@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::Serialize;
 use weft_cluster::{Cluster, ClusterError, HostRecord, HostReport, Token};
-use weft_node::config::{self, CONFIG_FILE};
+use weft_node::config;
 use weft_node::member::{self, MemberError, Membership, StoreAddress};
 use weft_node::size::format_bytes;
 
@@ -109,29 +109,42 @@ fn become_member(
 ) -> anyhow::Result<()> {
     let membership = Membership::new(address, cluster, &record.name);
     if let Err(error) = membership.save(directory) {
-        let _ = cluster.leave(&record.name, Some(&record.key));
-        return Err(error.into());
+        let undone = cluster.leave(&record.name, Some(&record.key));
+        return Err(match undone {
+            Ok(()) => error.into(),
+            Err(kept) => anyhow::Error::new(error).context(format!(
+                "{} is a member now and cannot act as one: `weft cluster leave {0}` on another \
+                 host ends that ({kept})",
+                record.name
+            )),
+        });
     }
     Ok(())
 }
 
 fn leave(host: Option<&str>) -> anyhow::Result<()> {
     let directory = config::directory();
-    let (membership, cluster) = joined()?;
+    let membership = Membership::load(&directory)?.ok_or(MemberError::NoMember)?;
     let host = host.unwrap_or(&membership.host);
-    let own = host == membership.host;
+    if host != membership.host {
+        membership.cluster()?.leave(host, None)?;
+        eprintln!("weft: {host} is no member any more: the others refuse its key within seconds");
+        return Ok(());
+    }
     let key = config::load_keys(&directory)?.public().to_string();
-    match cluster.leave(host, own.then_some(&key[..])) {
-        // Another host has ended this one's membership: what is here must go, too.
-        Err(ClusterError::NoSuchHost(_)) if own => {}
+    let left = membership
+        .cluster()
+        .and_then(|cluster| Ok(cluster.leave(host, Some(&key))?));
+    match left {
+        // The store has forgotten this host, or the cluster: what is here must go, too.
+        Err(
+            MemberError::Cluster(ClusterError::NoSuchHost(_) | ClusterError::None)
+            | MemberError::OtherCluster { .. },
+        ) => {}
         outcome => outcome?,
     }
-    if own {
-        Membership::remove(&directory)?;
-        eprintln!("weft: this host has left the cluster (restart its daemon if one runs)");
-    } else {
-        eprintln!("weft: {host} is no member any more: the others refuse its key within seconds");
-    }
+    Membership::remove(&directory)?;
+    eprintln!("weft: this host has left the cluster (restart its daemon if one runs)");
     Ok(())
 }
 
@@ -158,7 +171,7 @@ fn address_of(store: &StoreArgs) -> StoreAddress {
 
 /// What this host is. Its key must exist: `weft node init`.
 fn describe(directory: &Path, host: &HostArgs) -> anyhow::Result<HostRecord> {
-    let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let own = crate::node::host_name();
     let own = own.trim();
     let name = match &host.name {
         Some(name) => name.clone(),
@@ -207,10 +220,8 @@ fn status(json: bool) -> anyhow::Result<()> {
         .any(|member| member.record.name == membership.host)
     {
         eprintln!(
-            "weft: this host ({}) is not in the cluster any more: `weft cluster leave` forgets \
-             it, or remove {} beside {CONFIG_FILE}",
-            membership.host,
-            member::MEMBER_FILE
+            "weft: this host ({}) is not in the cluster any more: `weft cluster leave` forgets it",
+            membership.host
         );
     }
     for key in cluster.damaged()? {

@@ -37,10 +37,15 @@ pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// This host's name; empty where it has none.
+pub fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
+}
+
 fn init() -> anyhow::Result<ExitCode> {
     let directory = config::directory();
     let key = config::init(&directory)?;
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host_name();
     eprintln!(
         "weft: created a key and a configuration in {}",
         directory.display()

@@ -166,12 +166,11 @@ impl Membership {
         let comment = "# The cluster that this host is a member of. `weft cluster leave` ends \
                        that.\n# What the other members may do here: `may` and `machines` are \
                        those of a [[peer]] in node.toml.\n";
-        let file = std::fs::File::options()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path);
-        match file.and_then(|mut file| file.write_all((comment.to_owned() + &text).as_bytes())) {
+        // A link does not replace a file that is there.
+        let written = write_beside(&path, (comment.to_owned() + &text).as_bytes(), |new| {
+            std::fs::hard_link(new, &path)
+        });
+        match written {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Err(MemberError::Member(path))
@@ -271,20 +270,29 @@ pub fn remember_new(directory: &Path, hosts: &[HostRecord]) {
 
 fn remember(directory: &Path, hosts: &[HostRecord]) -> io::Result<()> {
     let path = directory.join(HOSTS_FILE);
-    let new = directory.join(format!("{HOSTS_FILE}.{}", std::process::id()));
+    write_beside(&path, &serde_json::to_vec(hosts)?, |new| {
+        std::fs::rename(new, &path)
+    })
+}
+
+/// Writes a file under another name, which `publish` then makes the file of its name: nobody
+/// reads half of it.
+fn write_beside(
+    path: &Path,
+    bytes: &[u8],
+    publish: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let new = path.with_extension(format!("new-{}", std::process::id()));
     // Of a process that was killed meanwhile and had this number.
     let _ = std::fs::remove_file(&new);
-    let mut file = std::fs::File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&new)?;
-    let written = file.write_all(&serde_json::to_vec(hosts)?);
+    let mut options = std::fs::File::options();
+    let file = options.write(true).create_new(true).mode(0o600).open(&new);
+    let written = file
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| publish(&new));
+    // It has its other name, or is of no use.
+    let _ = std::fs::remove_file(&new);
     written
-        .and_then(|()| std::fs::rename(&new, &path))
-        .inspect_err(|_| {
-            let _ = std::fs::remove_file(&new);
-        })
 }
 
 /// The members that were known last; none where nothing was noted.

@@ -75,6 +75,8 @@ impl Heartbeat {
                     }
                     Duration::ZERO
                 }
+                // The daemon has given its lease back.
+                Err(MemberError::Ending) => return,
                 Err(error) => {
                     self.tell(&error);
                     TURN
@@ -87,8 +89,8 @@ impl Heartbeat {
         }
     }
 
-    /// Says once what is wrong. Who is no member of this cluster any more, or of none, has no
-    /// members to trust; a store that does not answer changes nothing.
+    /// Says once what is wrong. If the store answers that this host is no member, no member is
+    /// trusted any more. A store that does not answer changes nothing.
     fn tell(&mut self, error: &MemberError) {
         let what = match error.is_silence() {
             true => "what runs goes on, with the members known so far",
@@ -111,7 +113,7 @@ impl Heartbeat {
         match cluster.report(&self.membership.host, &key, &self.host_report(), lease) {
             Ok(()) => {}
             Err(ClusterError::Store(StoreError::LeaseGone(_))) => {
-                // Too late: the next turn has another one.
+                // It ran out: the next turn asks for another one.
                 self.shared
                     .alive
                     .lock()
@@ -135,7 +137,7 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// The cluster and this host's lease, renewed; new ones where there are none.
+    /// Renews this host's lease. Opens the cluster and asks for a lease if it has none.
     fn lease(&self) -> Result<(Cluster, LeaseId), MemberError> {
         let known = {
             let alive = self

@@ -268,7 +268,10 @@ impl Daemon {
         self.end = None;
         // Beside the wait for sessions: the store may not answer.
         let shared = self.shared.clone();
-        let told = std::thread::spawn(move || cluster::end(&shared));
+        let told = std::thread::Builder::new()
+            .name("weft-cluster-end".into())
+            .spawn(move || cluster::end(&shared))
+            .map_err(system("start a thread"))?;
         let deadline = Instant::now() + LEAVE_BOUND + Duration::from_secs(2);
         let waits = || self.shared.door.guests() > 0 || !told.is_finished();
         while waits() && Instant::now() < deadline {

@@ -26,7 +26,7 @@ pub(super) enum Victim {
     Taker,
 }
 
-/// Moves of one machine after the other, during each of which one process is killed.
+/// A series of moves of a machine. One process is killed during each move.
 pub(super) struct Kills<'a> {
     /// Where the machine goes; its home goes to host 1.
     pub to: &'a str,
