@@ -150,8 +150,8 @@ impl Options {
         if self.hosts_max == 0 {
             bail!("--hosts-max 0: give 1 or more");
         }
-        if !(self.rate > 0.0 && self.rate.is_finite()) {
-            bail!("--rate {}: give a rate above 0", self.rate);
+        if !(0.001..=1e9).contains(&self.rate) {
+            bail!("--rate {}: give a number between 0.001 and 1e9", self.rate);
         }
         if !(0.0..=1000.0).contains(&self.slow_down) {
             bail!(

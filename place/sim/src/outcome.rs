@@ -62,7 +62,6 @@ struct Spread {
     changed: Duration,
     cores: f64,
     slow_down: f64,
-    hosts: usize,
 }
 
 #[derive(Default)]
@@ -159,7 +158,6 @@ impl Meter {
                         changed: now,
                         cores: f64::from(cores),
                         slow_down,
-                        hosts: placement.parts.len(),
                     };
                     self.spread.insert(*id, spread);
                 } else {
@@ -205,7 +203,6 @@ impl Meter {
         if placement.parts.len() > 1 {
             spread.changed = now;
             spread.slow_down = scheduler.costs().slow_down(scheduler.cluster(), placement);
-            spread.hosts = placement.parts.len();
             self.spread.insert(id, spread);
         } else {
             self.spread_lives.push((now - spread.since).as_secs_f64());
