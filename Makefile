@@ -64,11 +64,11 @@ check: docs-check ## Format, lints, links, language, layers, rustdoc, licences
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) fmt --manifest-path models/Cargo.toml --check
-	$(CARGO) clippy $(RUNTIME) -- -D warnings
+	$(CARGO) clippy --release $(RUNTIME) -- -D warnings
 	$(CARGO) clippy $(OTHERS) --all-targets -- -D warnings
 	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)/fuzz -- -D warnings
 	$(CARGO) check --release --tests --manifest-path models/Cargo.toml --target-dir $(TARGET)/models
-	$(RUSTDOC) $(RUNTIME)
+	$(RUSTDOC) --release $(RUNTIME)
 	$(RUSTDOC) $(OTHERS)
 	@python3 .ci/check-licences.py
 

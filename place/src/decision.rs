@@ -77,6 +77,8 @@ pub enum Delayed {
     NoRoom { free: Room },
     /// There is enough in sum, but not as the policy or the request wants it.
     NoBlock { largest: u32 },
+    /// The host where it has to start has too little.
+    HomeFull { host: HostId, free: Room },
     /// A move under way leaves room for all of it on this host.
     MoveUnderWay { host: HostId },
     /// Others wait before it.
@@ -90,6 +92,8 @@ pub enum Refused {
         capacity: Room,
         hosts_max: u32,
     },
+    /// The host where it has to start is not there, or lends nothing.
+    NoHome,
     /// No host has the devices, free or not.
     NoDevices,
     QueueFull {
@@ -150,6 +154,10 @@ impl Decision {
                     "{name} waits: the largest block of free cores is {largest}, and it does not \
                      fit into what may be combined."
                 ),
+                Delayed::HomeFull { host, free } => format!(
+                    "{name} waits: it starts on {}, which has only {free} free.",
+                    host_name(*host)
+                ),
                 Delayed::MoveUnderWay { host } => format!(
                     "{name} waits: a move under way leaves room for all of it on {}.",
                     host_name(*host)
@@ -165,6 +173,10 @@ impl Decision {
                 } => format!(
                     "{name} is refused: {hosts_max} of this cluster's hosts would not hold it if \
                      they were empty (the cluster has {capacity}); ask for less."
+                ),
+                Refused::NoHome => format!(
+                    "{name} is refused: the host on which it has to start lends nothing to the \
+                     cluster."
                 ),
                 Refused::NoDevices => format!(
                     "{name} is refused: no host of this cluster has the devices that it needs."

@@ -8,7 +8,7 @@
 
 use crate::free_index::FreeIndex;
 use crate::host::{Device, Features, Health, Host, HostId};
-use crate::placement::{Move, Placement};
+use crate::placement::{Move, PART_MEMORY_MIN_MIB, Placement};
 use crate::request::{AggregateId, Request};
 use crate::room::Room;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,8 @@ pub enum InventoryError {
     KnownHost { id: HostId, name: Box<str> },
     #[error("there is no host with number {}", .0.0)]
     UnknownHost(HostId),
+    #[error("{0} runs already")]
+    RunsAlready(Box<str>),
 }
 
 /// An aggregate that runs.
@@ -203,6 +205,29 @@ impl Inventory {
         self.entry_mut(id).host.deadline = deadline;
     }
 
+    /// A host lends more or less than before; never less than what aggregates have there.
+    /// `true`: there is more room than before.
+    pub fn set_capacity(&mut self, id: HostId, capacity: Room) -> bool {
+        let (before, free) = (self.host(id).capacity, self.free(id));
+        let used = before - free;
+        let capacity = Room::new(
+            capacity.cores.max(used.cores),
+            capacity.memory_mib.max(used.memory_mib),
+        );
+        if capacity == before {
+            return false;
+        }
+        let pool = self.entry(id).pool;
+        let capacities = &mut self.pools[pool].capacities;
+        *capacities.get_mut(&before).expect("counted when it came") -= 1;
+        capacities.retain(|_, &mut count| count > 0);
+        *capacities.entry(capacity).or_default() += 1;
+        self.capacity = self.capacity - before + capacity;
+        self.entry_mut(id).host.capacity = capacity;
+        self.set_free(id, capacity - used);
+        !free.holds(capacity - used)
+    }
+
     /// Starts an aggregate where `placement` says.
     pub fn start(&mut self, request: Request, placement: Placement, now: Duration) {
         assert_eq!(
@@ -366,6 +391,20 @@ impl Inventory {
         })
     }
 
+    /// What a host has free for a part with a core, where the request's home may be. `None`
+    /// where it may not.
+    pub fn free_if_home(&self, host: HostId, request: &Request) -> Option<Room> {
+        let fine = self.has(host)
+            && self.host(host).features.contains(request.features)
+            && self.has_devices(host, &request.devices);
+        let free = fine.then(|| self.room_for_more(host))?;
+        free.holds(Room::new(
+            1,
+            PART_MEMORY_MIN_MIB.min(request.room.memory_mib),
+        ))
+        .then_some(free)
+    }
+
     /// The indices in which a request may look. Hosts with devices come last for a request
     /// that needs none.
     pub fn indices(&self, request: &Request) -> Vec<&FreeIndex> {
@@ -405,9 +444,18 @@ impl Inventory {
     }
 
     /// Whether the hosts of this cluster, all empty and none cordoned, could have room: one of
-    /// them alone, or as many as are allowed together. Nothing is refused that would fit; a
-    /// request that passes may still find no set of hosts.
-    pub fn could_hold(&self, request: &Request) -> bool {
+    /// them alone, or `hosts_max` together. Nothing is refused that would fit; a request that
+    /// passes may still find no set of hosts.
+    pub fn could_hold(&self, request: &Request, hosts_max: u32) -> bool {
+        if let Some(home) = request.home {
+            if !self.has(home) {
+                return false;
+            }
+            let here = self.host(home).capacity;
+            if here.holds(request.room) || hosts_max == 1 || here.cores == 0 {
+                return here.holds(request.room);
+            }
+        }
         let pools = self
             .pools
             .iter()
@@ -416,7 +464,7 @@ impl Inventory {
             .flat_map(|pool| pool.capacities.iter().map(|(&room, &count)| (room, count)))
             .collect();
         let alone = capacities.iter().any(|(room, _)| room.holds(request.room));
-        if alone || request.hosts_max == 1 {
+        if alone || hosts_max == 1 {
             return alone;
         }
         let most = |of: &dyn Fn(Room) -> u64| {
@@ -425,7 +473,7 @@ impl Inventory {
                 .map(|&(room, count)| (of(room), count))
                 .collect();
             sizes.sort_unstable_by_key(|&(size, _)| std::cmp::Reverse(size));
-            let mut left = request.hosts_max;
+            let mut left = hosts_max;
             let sums = sizes.into_iter().map(|(size, count)| {
                 let hosts = count.min(left);
                 left -= hosts;

@@ -73,6 +73,11 @@ pub trait Policy: Send {
     /// The name by which users choose it.
     fn name(&self) -> String;
 
+    /// Whether it starts an aggregate on several hosts.
+    fn spreads(&self) -> bool {
+        false
+    }
+
     /// Where `request` would start now. `None`: nowhere, it has to wait.
     fn start(&self, cluster: &Inventory, request: &Request) -> Option<Placement>;
 

@@ -1,6 +1,6 @@
 //! What a user asks for.
 
-use crate::host::{Device, Features};
+use crate::host::{Device, Features, HostId};
 use crate::room::Room;
 
 /// The number of an aggregate, given out by the caller and never used twice.
@@ -21,6 +21,10 @@ pub struct Request {
     pub hosts_max: u32,
     /// A larger number is served first; equal ones in the order of arrival.
     pub priority: u8,
+    /// The first part is on this host, and stays there: what started it is there.
+    pub home: Option<HostId>,
+    /// It cannot move while it runs.
+    pub fixed: bool,
 }
 
 /// What is wrong with a request or with a host.
@@ -49,6 +53,8 @@ impl Request {
             devices: Vec::new(),
             hosts_max: room.cores.max(1),
             priority: 0,
+            home: None,
+            fixed: false,
         }
     }
 

@@ -65,6 +65,11 @@ pub enum Event {
         drain: bool,
     },
     Deadline(HostId, Option<Duration>),
+    /// A host lends more or less than before.
+    Capacity(HostId, Room),
+    /// An aggregate runs that this scheduler did not start: an earlier one did. All its hosts
+    /// have joined; they are taken to have room for it.
+    Running(Request, Placement),
     Requested(Request),
     /// It has ended, or is not wanted any more.
     Ended(AggregateId),
@@ -199,6 +204,13 @@ impl Scheduler {
                 self.cluster.set_deadline(id, deadline);
                 self.host_changed(now, id);
             }
+            Event::Capacity(id, capacity) => {
+                self.known(id)?;
+                if self.cluster.set_capacity(id, capacity) {
+                    self.got_room([id]);
+                }
+            }
+            Event::Running(request, placement) => self.adopt(now, request, placement)?,
             Event::Requested(request) => return Ok(self.requested(request, decisions)),
             Event::Ended(id) => self.ended(id),
             Event::MoveEnded(id, result) => self.move_ended(now, id, result, decisions),
@@ -214,19 +226,51 @@ impl Scheduler {
             .ok_or(InventoryError::UnknownHost(id))
     }
 
+    fn adopt(
+        &mut self,
+        now: Duration,
+        request: Request,
+        placement: Placement,
+    ) -> Result<(), InventoryError> {
+        for part in &placement.parts {
+            self.known(part.host)?;
+        }
+        if self.cluster.aggregate(request.id).is_some() {
+            return Err(InventoryError::RunsAlready(request.name));
+        }
+        self.queue.remove(request.id);
+        for part in &placement.parts {
+            let free = self.cluster.free(part.host);
+            let lacks = Room::new(
+                part.room.cores.saturating_sub(free.cores),
+                part.room.memory_mib.saturating_sub(free.memory_mib),
+            );
+            let capacity = self.cluster.host(part.host).capacity + lacks;
+            self.cluster.set_capacity(part.host, capacity);
+        }
+        self.cluster.start(request, placement, now);
+        Ok(())
+    }
+
     fn requested(&mut self, request: Request, decisions: &mut Vec<Decision>) -> Option<Place> {
         let id = request.id;
+        let hosts_max = self.hosts_max(&request);
         let known = self.queue.contains(id) || self.cluster.aggregate(id).is_some();
         let wrong = match request.check() {
             Err(error) => Some(Refused::Wrong(error)),
             Ok(()) if known => Some(Refused::Wrong(RequestError::KnownAggregate(
                 request.name.clone(),
             ))),
+            Ok(()) if request.home.is_some_and(|home| !self.cluster.has(home)) => {
+                Some(Refused::NoHome)
+            }
             Ok(()) if !self.cluster.has_host_with(&request.devices) => Some(Refused::NoDevices),
-            Ok(()) if !self.cluster.could_hold(&request) => Some(Refused::LargerThanCluster {
-                capacity: self.cluster.capacity(),
-                hosts_max: request.hosts_max,
-            }),
+            Ok(()) if !self.cluster.could_hold(&request, hosts_max) => {
+                Some(Refused::LargerThanCluster {
+                    capacity: self.cluster.capacity(),
+                    hosts_max,
+                })
+            }
             Ok(()) if self.queue.len() >= self.limits.queue_max => Some(Refused::QueueFull {
                 waiting: self.queue.len(),
             }),
@@ -241,6 +285,14 @@ impl Scheduler {
             return None;
         }
         Some(self.queue.push(request))
+    }
+
+    /// Over how many hosts the policy may spread it.
+    fn hosts_max(&self, request: &Request) -> u32 {
+        match self.policy.spreads() {
+            true => request.hosts_max,
+            false => 1,
+        }
     }
 
     fn ended(&mut self, id: AggregateId) {
@@ -433,6 +485,9 @@ impl Scheduler {
     /// How an aggregate's part leaves a host: to a host that has another part of it, else
     /// as the policy would start it.
     fn away_from(&self, host: HostId, aggregate: &Aggregate) -> Option<Move> {
+        if aggregate.request.fixed || aggregate.request.home == Some(host) {
+            return None;
+        }
         let part = aggregate.placement.on(host);
         let is_home = aggregate.placement.parts[0].host == host;
         let devices = if is_home {
@@ -454,6 +509,7 @@ impl Scheduler {
                     room: part,
                     devices,
                     hosts_max,
+                    home: None,
                     ..aggregate.request.clone()
                 };
                 self.policy.start(&self.cluster, &request)?
@@ -586,7 +642,8 @@ impl Scheduler {
         }
     }
 
-    /// Tries the first requests until `tried_max` of them have found no room.
+    /// Tries the first requests until `tried_max` of them have found no room that they could
+    /// find on empty hosts.
     fn try_next(&mut self, now: Duration, tried_max: usize, decisions: &mut Vec<Decision>) {
         let mut failed: Vec<(Room, u32)> = Vec::new();
         let mut behind = None;
@@ -595,9 +652,14 @@ impl Scheduler {
         {
             let shape = (request.room, request.hosts_max);
             let plain = request.devices.is_empty() && request.features == Features::default();
+            let plain = plain && request.home.is_none();
             let is_known = plain && failed.contains(&shape);
+            // Hosts lend less than when it was asked for: nobody waits behind it.
+            let hopeless = !self.cluster.could_hold(request, self.hosts_max(request));
             if is_known || !self.try_start(now, place, decisions) {
-                failed.push(shape);
+                if !hopeless {
+                    failed.push(shape);
+                }
                 behind = Some(place);
             }
         }
@@ -680,7 +742,8 @@ impl Scheduler {
             }
         }
         let holds = |(&host, &room): (&HostId, &Room)| {
-            let fits = self.cluster.is_listed(host)
+            let fits = request.home.is_none_or(|home| home == host)
+                && self.cluster.is_listed(host)
                 && (self.cluster.free(host) + room).holds(request.room)
                 && self.cluster.host(host).features.contains(request.features)
                 && self.cluster.has_devices(host, &request.devices);
@@ -690,6 +753,15 @@ impl Scheduler {
     }
 
     fn why_no_room(&self, request: &Request) -> Delayed {
+        if let Some(host) = request.home
+            && (self.cluster.free_if_home(host, request).is_none() || request.hosts_max == 1)
+        {
+            let free = match self.cluster.has(host) {
+                true => self.cluster.room_for_more(host),
+                false => Room::NONE,
+            };
+            return Delayed::HomeFull { host, free };
+        }
         let free: Room = self
             .cluster
             .indices(request)

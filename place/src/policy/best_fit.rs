@@ -10,6 +10,10 @@ use crate::room::Room;
 /// The host that holds `request` whole with the least left over: cores first, then memory.
 pub fn whole_placement(cluster: &Inventory, request: &Request) -> Option<Placement> {
     let room = request.room;
+    if let Some(home) = request.home {
+        let free = cluster.free_if_home(home, request)?;
+        return free.holds(room).then(|| Placement::whole(home, room));
+    }
     let mut best: Option<(Room, HostId)> = None;
     for index in cluster.indices(request) {
         let fitting = index
@@ -51,6 +55,9 @@ impl Policy for LeastLoaded {
 
     fn start(&self, cluster: &Inventory, request: &Request) -> Option<Placement> {
         let room = request.room;
+        if request.home.is_some() {
+            return whole_placement(cluster, request);
+        }
         let fitting = cluster.indices(request).into_iter().filter_map(|index| {
             (room.cores..=index.cores_max()).rev().find_map(|cores| {
                 let hosts = index.with_cores(cores, room.memory_mib).rev();

@@ -111,7 +111,8 @@ fn pairs<'a>(
         .filter_map(|&id| cluster.aggregate(id));
     let movable = here.filter(move |aggregate| {
         // Devices stay where they are, and the home with them.
-        let movable = aggregate.is_spread() && aggregate.request.devices.is_empty();
+        let request = &aggregate.request;
+        let movable = aggregate.is_spread() && request.devices.is_empty() && !request.fixed;
         movable && aggregate.moving.is_none() && may_move(aggregate)
     });
     movable.flat_map(move |aggregate| {
@@ -119,6 +120,7 @@ fn pairs<'a>(
         others
             .filter(move |&other| other != host)
             .flat_map(move |other| [(aggregate, other, host), (aggregate, host, other)])
+            .filter(|(aggregate, from, _)| aggregate.request.home != Some(*from))
     })
 }
 

@@ -35,6 +35,10 @@ impl Policy for FragBff {
         format!("fragbff-{start}-{goal}")
     }
 
+    fn spreads(&self) -> bool {
+        true
+    }
+
     fn start(&self, cluster: &Inventory, request: &Request) -> Option<Placement> {
         whole_placement(cluster, request).or_else(|| spread(cluster, request, self.start))
     }

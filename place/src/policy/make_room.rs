@@ -34,7 +34,15 @@ impl Policy for BestFitWithMigration {
         may_move: &dyn Fn(&Aggregate) -> bool,
     ) -> Vec<Wanted> {
         let mut candidates: Vec<(Room, HostId)> = Vec::new();
-        for index in cluster.indices(request) {
+        if let Some(home) = request.home {
+            let free = cluster.has(home).then(|| cluster.room_for_more(home));
+            candidates.extend(free.map(|free| (free, home)));
+        }
+        let indices = match request.home {
+            Some(_) => Vec::new(),
+            None => cluster.indices(request),
+        };
+        for index in indices {
             let most = (0..=index.cores_max())
                 .rev()
                 .flat_map(|cores| index.with_cores(cores, 0));
@@ -76,7 +84,11 @@ fn aside(
         .filter_map(|&id| cluster.aggregate(id));
     let mut here: Vec<&Aggregate> = here
         .filter(|aggregate| !aggregate.is_spread() && aggregate.moving.is_none())
-        .filter(|aggregate| aggregate.request.devices.is_empty() && may_move(aggregate))
+        .filter(|aggregate| {
+            let request = &aggregate.request;
+            request.devices.is_empty() && request.home.is_none() && !request.fixed
+        })
+        .filter(|aggregate| may_move(aggregate))
         .collect();
     here.sort_by_key(|aggregate| (aggregate.request.room, aggregate.request.id));
     let mut taken: BTreeMap<HostId, Room> = BTreeMap::new();

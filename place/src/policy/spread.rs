@@ -26,8 +26,8 @@ pub fn spread(cluster: &Inventory, request: &Request, start: Start) -> Option<Pl
     if request.hosts_max < 2 {
         return None;
     }
-    if !request.devices.is_empty() {
-        return spread_with_devices(cluster, request, start);
+    if request.home.is_some() || !request.devices.is_empty() {
+        return spread_around_home(cluster, request, start);
     }
     let spread = Spread {
         request,
@@ -61,18 +61,22 @@ pub fn spread(cluster: &Inventory, request: &Request, start: Start) -> Option<Pl
     best.or_else(everywhere).map(home_first)
 }
 
-/// The host with the devices and the most free cores is the home; the rest is spread
-/// without them.
-fn spread_with_devices(cluster: &Inventory, request: &Request, start: Start) -> Option<Placement> {
-    let indices = cluster.indices(request);
-    let with_devices =
-        descending(&indices).find(|&(host, _)| cluster.has_devices(host, &request.devices));
-    let (home, free) = with_devices?;
+/// The home is the host that the request names, else the one with the devices and the most
+/// free cores. The rest is spread without it.
+fn spread_around_home(cluster: &Inventory, request: &Request, start: Start) -> Option<Placement> {
+    let (home, free) = match request.home {
+        Some(home) => (home, cluster.free_if_home(home, request)?),
+        None => {
+            let indices = cluster.indices(request);
+            descending(&indices).find(|&(host, _)| cluster.has_devices(host, &request.devices))?
+        }
+    };
     let cores = free.cores.min(request.room.cores);
     let share = request.room.share_of(cores);
     let here = Room::new(cores, share.memory_mib.min(free.memory_mib));
     let mut rest = Request {
         devices: Vec::new(),
+        home: None,
         ..request.clone()
     };
     rest.room -= here;
@@ -87,7 +91,15 @@ fn spread_with_devices(cluster: &Inventory, request: &Request, start: Start) -> 
         host: home,
         room: here,
     }];
-    parts.extend(spread.over(&indices)?);
+    // Fragments are chosen by their cores, and may lack memory that one host has.
+    let one_host = || {
+        let fitting = indices.iter().flat_map(|index| index.fitting(rest.room));
+        let others = fitting.filter(|&(host, _)| host != home);
+        let (host, _) = others.min_by_key(|&(host, free)| (free, host))?;
+        let room = rest.room;
+        Some(vec![Part { host, room }])
+    };
+    parts.extend(spread.over(&indices).or_else(one_host)?);
     Some(Placement { parts })
 }
 

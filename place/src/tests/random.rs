@@ -11,12 +11,15 @@ enum Happening {
         memory_gib: u64,
         hosts_max: u32,
         priority: u8,
+        home: Option<u32>,
+        fixed: bool,
     },
     End(usize),
     MoveDone(usize, bool),
     Cordon(u32, bool, bool),
     Deadline(u32, Option<u64>),
     Sick(u32, bool),
+    Capacity(u32, u32),
     Leave(u32),
     Join(u32),
     Pass,
@@ -24,9 +27,13 @@ enum Happening {
 
 fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
-        6 => (1..=8_u32, 1..=32_u64, 1..=6_u32, 0..3_u8).prop_map(
-            |(cores, memory_gib, hosts_max, priority)| Happening::Request {
-                cores, memory_gib, hosts_max, priority
+        6 => (
+            (1..=8_u32, 1..=32_u64, 1..=6_u32, 0..3_u8),
+            prop_oneof![Just(None), Just(None), (0..6_u32).prop_map(Some)],
+            any::<bool>(),
+        ).prop_map(
+            |((cores, memory_gib, hosts_max, priority), home, fixed)| Happening::Request {
+                cores, memory_gib, hosts_max, priority, home, fixed
             }
         ),
         4 => any::<usize>().prop_map(Happening::End),
@@ -36,6 +43,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0..6_u32, prop::option::of(0..500_u64))
             .prop_map(|(host, at)| Happening::Deadline(host, at)),
         1 => (0..6_u32, any::<bool>()).prop_map(|(host, sick)| Happening::Sick(host, sick)),
+        1 => (0..6_u32, 1..=12_u32)
+            .prop_map(|(host, cores)| Happening::Capacity(host, cores)),
         1 => (0..6_u32).prop_map(Happening::Leave),
         1 => (0..6_u32).prop_map(Happening::Join),
         2 => Just(Happening::Pass),
@@ -108,6 +117,16 @@ impl Account {
 
     /// Nothing is promised twice, both ends of moves counted.
     fn check(&self) {
+        for (host, used) in self.used() {
+            let capacity = self.hosts.get(&host).expect("a host of the cluster");
+            assert!(
+                capacity.holds(used),
+                "host {host} has {capacity}, used {used}"
+            );
+        }
+    }
+
+    fn used(&self) -> BTreeMap<u32, Room> {
         let mut used: BTreeMap<u32, Room> = BTreeMap::new();
         for (host, room) in self.running.values().flatten() {
             *used.entry(*host).or_default() += *room;
@@ -115,13 +134,7 @@ impl Account {
         for transfer in self.moves.values().flat_map(|moving| &moving.transfers) {
             *used.entry(transfer.to.0).or_default() += transfer.room;
         }
-        for (host, used) in used {
-            let capacity = self.hosts.get(&host).expect("a host of the cluster");
-            assert!(
-                capacity.holds(used),
-                "host {host} has {capacity}, used {used}"
-            );
-        }
+        used
     }
 
     fn end_move(&mut self, id: u64, done: bool) {
@@ -148,6 +161,15 @@ impl Account {
             })
             .collect();
         assert_eq!(there, self.running);
+        for aggregate in scheduler.cluster().aggregates() {
+            let home = aggregate.placement.parts[0].host;
+            let request = &aggregate.request;
+            assert!(
+                request.home.is_none_or(|wanted| wanted == home),
+                "the home stays"
+            );
+            assert!(!request.fixed || aggregate.moving.is_none(), "it is fixed");
+        }
         assert_eq!(scheduler.waiting().len(), self.waiting.len());
         assert_eq!(scheduler.moves_under_way(), self.moves.len());
     }
@@ -171,11 +193,14 @@ fn run(policy: Box<dyn Policy>, limits: Limits, happenings: Vec<Happening>) {
                 memory_gib,
                 hosts_max,
                 priority,
+                home,
+                fixed,
             } => {
                 next += 1;
                 let mut wanted = request(next, cores);
                 wanted.room.memory_mib = memory_gib * GIB;
                 (wanted.hosts_max, wanted.priority) = (hosts_max, priority);
+                (wanted.home, wanted.fixed) = (home.map(HostId), fixed);
                 account.waiting.insert(next, wanted.clone());
                 Event::Requested(wanted)
             }
@@ -247,6 +272,17 @@ fn run(policy: Box<dyn Policy>, limits: Limits, happenings: Vec<Happening>) {
                 drain,
             },
             Happening::Deadline(id, deadline) => Event::Deadline(HostId(id), deadline.map(at)),
+            Happening::Capacity(id, cores) => {
+                let wanted = Room::new(cores, u64::from(cores) * 4 * GIB);
+                let used = account.used().get(&id).copied().unwrap_or_default();
+                if let Some(capacity) = account.hosts.get_mut(&id) {
+                    *capacity = Room::new(
+                        wanted.cores.max(used.cores),
+                        wanted.memory_mib.max(used.memory_mib),
+                    );
+                }
+                Event::Capacity(HostId(id), wanted)
+            }
             Happening::Sick(id, true) => Event::HostHealth(HostId(id), Health::Sick("x".into())),
             Happening::Sick(id, false) => Event::HostHealth(HostId(id), Health::Well),
             Happening::Pass => Event::Passed,
@@ -254,6 +290,7 @@ fn run(policy: Box<dyn Policy>, limits: Limits, happenings: Vec<Happening>) {
         let of_host = match &event {
             Event::Cordoned { host, .. } => Some(*host),
             Event::Deadline(host, _) | Event::HostHealth(host, _) => Some(*host),
+            Event::Capacity(host, _) => Some(*host),
             _ => None,
         };
         let known = of_host.is_none_or(|host| account.hosts.contains_key(&host.0));
@@ -279,8 +316,8 @@ fn finish(mut s: Scheduler, mut account: Account, mut now: u64) {
     for number in 0..6 {
         now += 1000;
         let joins = !account.hosts.contains_key(&number);
-        account.hosts.insert(number, host(number).capacity);
         if joins {
+            account.hosts.insert(number, host(number).capacity);
             let decisions = s.step(at(now), Event::HostJoined(host(number)));
             account.take(&decisions.unwrap());
         }
@@ -306,18 +343,37 @@ fn finish(mut s: Scheduler, mut account: Account, mut now: u64) {
                 .unwrap(),
         );
     }
-    while let Some(id) = account.running.keys().next().copied() {
+    end_all(&mut s, &mut account, &mut now);
+    for number in 0..6 {
         now += 1;
-        account.running.remove(&id);
-        account.moves.remove(&id);
-        account.take(&s.step(at(now), Event::Ended(AggregateId(id))).unwrap());
+        // What has just started may run there.
+        end_all(&mut s, &mut account, &mut now);
+        account.hosts.insert(number, host(number).capacity);
+        let event = Event::Capacity(HostId(number), host(number).capacity);
+        account.take(&s.step(at(now), event).unwrap());
     }
+    end_all(&mut s, &mut account, &mut now);
+    // A host may have lent more when they were asked for.
+    let spreads = s.policy_name().starts_with("fragbff");
+    account.waiting.retain(|_, request| {
+        let hosts_max = if spreads { request.hosts_max } else { 1 };
+        s.cluster().could_hold(request, hosts_max)
+    });
     assert!(
         account.waiting.is_empty(),
         "{:?} wait for ever",
         account.waiting
     );
     assert_eq!(s.cluster().used(), Room::NONE);
+}
+
+fn end_all(s: &mut Scheduler, account: &mut Account, now: &mut u64) {
+    while let Some(id) = account.running.keys().next().copied() {
+        *now += 1;
+        account.running.remove(&id);
+        account.moves.remove(&id);
+        account.take(&s.step(at(*now), Event::Ended(AggregateId(id))).unwrap());
+    }
 }
 
 proptest! {
