@@ -1,3 +1,4 @@
+use crate::work::{PRIORITY_MAX, WORK_HOSTS_MAX};
 use std::time::Duration;
 use weft_store::StoreError;
 
@@ -38,6 +39,15 @@ pub enum ClusterError {
     Name { name: String },
     #[error("this host has version {own}, the cluster {cluster}: all hosts need the same")]
     Version { own: String, cluster: String },
+    #[error("{0} runs or waits in this cluster already: give this one another name")]
+    WorkNameTaken(String),
+    #[error("nothing called {0} runs or waits in this cluster: `weft plan` shows what does")]
+    NoSuchWork(String),
+    #[error(
+        "the request for {0} is out of bounds: ask for 1 to 65536 cores, 1 MiB to 4 PiB, 1 to \
+         {WORK_HOSTS_MAX} hosts, and a priority up to {PRIORITY_MAX}"
+    )]
+    BadRequest(String),
     #[error("{0} is not the leader any more: another host decides")]
     NotLeader(String),
     #[error("the cluster's record {key} cannot be read: {reason}")]

@@ -1,4 +1,5 @@
-//! Which hosts are members of a cluster, which of them live, and which one decides.
+//! Which hosts are members of a cluster, which of them live, which one decides, and what it
+//! decides.
 //!
 //! All of it is in a [`Store`], below these keys:
 //!
@@ -11,6 +12,7 @@
 //! | `weft/number/N` | the name of the host with that number | the host leaves |
 //! | `weft/alive/NAME` | [`HostReport`] | the host's lease ends |
 //! | `weft/leader` | [`Leader`] | the leader's lease ends |
+//! | `weft/work/…` | what runs and what waits: see `work.rs` | |
 //!
 //! Invariants:
 //! - a token lets one host join, however many try at the same time: the commit that makes the
@@ -24,12 +26,19 @@
 mod error;
 mod host;
 mod leader;
+mod planner;
 mod token;
+mod work;
 
 pub use error::ClusterError;
 pub use host::{HostRecord, HostReport, Member};
 pub use leader::{Leader, Term};
+pub use planner::{Plan, Planner};
 pub use token::Token;
+pub use work::{
+    Answer, Asked, Mark, PRIORITY_MAX, Placed, WORK_HOSTS_MAX, Work, WorkKind, WorkPart,
+    WorkRequest,
+};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

@@ -80,6 +80,23 @@ impl Embedded {
             }
             other => wrong(other.to_string()),
         })?;
+        Embedded::with(file, database)
+    }
+
+    /// A store that is gone with this value: for simulations.
+    pub fn in_memory() -> Result<Embedded, StoreError> {
+        let file = Path::new("memory");
+        let backend = redb::backends::InMemoryBackend::new();
+        let database = Database::builder()
+            .create_with_backend(backend)
+            .map_err(|error| StoreError::File {
+                file: file.into(),
+                reason: error.to_string(),
+            })?;
+        Embedded::with(file, database)
+    }
+
+    fn with(file: &Path, database: Database) -> Result<Embedded, StoreError> {
         let mut store = Embedded {
             file: file.into(),
             database,

@@ -1,0 +1,300 @@
+//! From what the store has to what the leader does: the scheduler of `weft-place`, fed with
+//! the differences between the cluster and what the scheduler knows.
+//!
+//! Pure, like the scheduler. A plan that could not be committed corrects itself: the next
+//! [`Planner::update`] sees that the store does not have it.
+
+use crate::host::Member;
+use crate::work::{Asked, Placed, Work, WorkKind, WorkPart};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use weft_place::{
+    AggregateId, Costs, Decision, Event, Host, HostId, Inventory, InventoryError, Limits, Part,
+    Placement, Policy, Request, Room, Scheduler,
+};
+
+/// What the leader is to commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Place a request there.
+    Place {
+        asked: Asked,
+        parts: Vec<WorkPart>,
+        why: String,
+    },
+    /// Say why a request waits, or that it is refused.
+    Answer {
+        asked: Asked,
+        why: String,
+        refused: bool,
+    },
+}
+
+/// See the module.
+pub struct Planner {
+    scheduler: Scheduler,
+    /// Hosts that the scheduler knows, by their numbers.
+    hosts: BTreeMap<HostId, String>,
+    cordoned: BTreeSet<HostId>,
+    /// Requests that wait in the scheduler.
+    waiting: BTreeSet<AggregateId>,
+    refused: BTreeSet<AggregateId>,
+}
+
+/// Of what a host lends, a slice takes its memory, a quarter of that, and 64 MiB. A host is
+/// taken to have as many slices as cores.
+const SLICE_MIB: u64 = 64;
+
+/// What a slice takes of what its host lends.
+fn lent_mib(memory_mib: u64) -> u64 {
+    memory_mib + memory_mib / 4 + SLICE_MIB
+}
+
+/// What a host offers to the cluster: nothing where it does not live. What it lends beside the
+/// cluster's work is not offered.
+fn offered(member: &Member, work: &Work) -> Room {
+    let Some(report) = &member.report else {
+        return Room::NONE;
+    };
+    let name = &member.record.name;
+    let slices = work
+        .placed
+        .values()
+        .flat_map(|placed| placed.parts.iter().skip(1));
+    let here = slices.filter(|part| part.host == *name);
+    let ours: u64 = here.map(|part| lent_mib(part.memory_mib)).sum();
+    let others = (report.lent_bytes >> 20).saturating_sub(ours);
+    let lends = (report.lends_bytes >> 20).saturating_sub(others);
+    let cores = member.record.cores;
+    let memory_mib = lends.saturating_sub(SLICE_MIB * u64::from(cores)) * 4 / 5;
+    Room::new(cores, memory_mib)
+}
+
+impl Planner {
+    pub fn new(policy: Box<dyn Policy>) -> Planner {
+        // Nothing carries moves out yet.
+        let limits = Limits {
+            moves_max: 0,
+            ..Limits::default()
+        };
+        Planner {
+            scheduler: Scheduler::new(policy, Costs::default(), limits),
+            hosts: BTreeMap::new(),
+            cordoned: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            refused: BTreeSet::new(),
+        }
+    }
+
+    pub fn policy_name(&self) -> String {
+        self.scheduler.policy_name()
+    }
+
+    /// Hosts, and what is free on them.
+    pub fn inventory(&self) -> &Inventory {
+        self.scheduler.cluster()
+    }
+
+    /// Learns how the cluster is now, and plans what follows. `now`: since any moment, the
+    /// same for all calls.
+    pub fn update(&mut self, now: Duration, members: &[Member], work: &Work) -> Vec<Plan> {
+        let asked: BTreeMap<AggregateId, &Asked> = work
+            .asked
+            .iter()
+            .map(|asked| (asked.aggregate(), asked))
+            .collect();
+        let mut decisions = Vec::new();
+        let events = self.of_work(work, &asked);
+        self.step(now, events, &mut decisions);
+        let events = self.of_hosts(members, work);
+        self.step(now, events, &mut decisions);
+        // Hosts have come since: what runs may be known only now.
+        let events = self.adopted(work);
+        self.step(now, events, &mut decisions);
+        for (id, request) in &asked {
+            if self.waiting.contains(id) || self.refused.contains(id) {
+                continue;
+            }
+            let home = self.host_of(&request.request.home);
+            let Some(home) = home.filter(|home| !self.cordoned.contains(home)) else {
+                self.refused.insert(*id);
+                decisions.push(Decision::Refuse {
+                    id: *id,
+                    name: request.request.name.clone().into(),
+                    why: weft_place::Refused::NoHome,
+                });
+                continue;
+            };
+            self.waiting.insert(*id);
+            let event = Event::Requested(to_request(*id, &request.request, home));
+            self.step(now, [event], &mut decisions);
+        }
+        self.step(now, [Event::Passed], &mut decisions);
+        decisions
+            .iter()
+            .filter_map(|decision| self.plan(decision, &asked))
+            .collect()
+    }
+
+    fn step(
+        &mut self,
+        now: Duration,
+        events: impl IntoIterator<Item = Event>,
+        decisions: &mut Vec<Decision>,
+    ) {
+        for event in events {
+            match self.scheduler.step(now, event) {
+                Ok(new) => decisions.extend(new),
+                // What the store says was compared with what the scheduler knows.
+                Err(
+                    error @ (InventoryError::KnownHost { .. } | InventoryError::UnknownHost(_)),
+                ) => {
+                    debug_assert!(false, "{error}");
+                }
+                Err(InventoryError::RunsAlready(_)) => {}
+            }
+        }
+    }
+
+    fn host_of(&self, name: &str) -> Option<HostId> {
+        let mut hosts = self.hosts.iter();
+        hosts.find(|(_, known)| *known == name).map(|(&id, _)| id)
+    }
+
+    /// What has ended, or is not asked for any more.
+    fn of_work(&mut self, work: &Work, asked: &BTreeMap<AggregateId, &Asked>) -> Vec<Event> {
+        let placed: BTreeSet<AggregateId> = work
+            .placed
+            .values()
+            .map(|placed| AggregateId(placed.id))
+            .collect();
+        let running = self.inventory().aggregates().map(|a| a.request.id);
+        let mut gone: Vec<AggregateId> = running.filter(|id| !placed.contains(id)).collect();
+        let not_asked = self.waiting.iter().filter(|id| !asked.contains_key(id));
+        gone.extend(not_asked.filter(|id| !placed.contains(id)));
+        self.waiting.retain(|id| asked.contains_key(id));
+        self.refused.retain(|id| asked.contains_key(id));
+        // A start that was not committed: it is asked for again.
+        self.waiting.retain(|id| !gone.contains(id));
+        gone.into_iter().map(Event::Ended).collect()
+    }
+
+    /// Hosts that came, went or changed.
+    fn of_hosts(&mut self, members: &[Member], work: &Work) -> Vec<Event> {
+        let mut events = Vec::new();
+        let there: BTreeMap<HostId, &Member> = members
+            .iter()
+            .map(|member| (HostId(member.record.number), member))
+            .collect();
+        let known = std::mem::take(&mut self.hosts);
+        for (id, name) in known {
+            let same = there
+                .get(&id)
+                .is_some_and(|member| member.record.name == name);
+            // Something may run on a host that has left.
+            if same || !self.inventory().on(id).is_empty() {
+                let alive = same && there[&id].report.is_some();
+                if !alive && self.cordoned.insert(id) {
+                    events.push(cordon(id, true));
+                } else if alive && self.cordoned.remove(&id) {
+                    events.push(cordon(id, false));
+                }
+                if same && alive {
+                    let offered = offered(there[&id], work);
+                    if offered != self.inventory().host(id).capacity {
+                        events.push(Event::Capacity(id, offered));
+                    }
+                }
+                self.hosts.insert(id, name);
+            } else {
+                self.cordoned.remove(&id);
+                events.push(Event::HostLeft(id));
+            }
+        }
+        for (id, member) in there {
+            // A number that is given out again may still be that of a host that has left.
+            if self.hosts.contains_key(&id) {
+                continue;
+            }
+            let name = &member.record.name;
+            self.hosts.insert(id, name.clone());
+            let mut host = Host::new(id, &name[..], offered(member, work));
+            if member.report.is_none() {
+                host.cordoned = true;
+                self.cordoned.insert(id);
+            }
+            events.push(Event::HostJoined(host));
+        }
+        events
+    }
+
+    /// What runs and was placed by an earlier leader. A part on a host that is not known has
+    /// no room here.
+    fn adopted(&self, work: &Work) -> Vec<Event> {
+        let new = work.placed.values().filter(|placed| {
+            let id = AggregateId(placed.id);
+            self.inventory().aggregate(id).is_none()
+        });
+        new.filter_map(|placed| self.adopt(placed)).collect()
+    }
+
+    fn adopt(&self, placed: &Placed) -> Option<Event> {
+        let parts: Vec<Part> = placed
+            .parts
+            .iter()
+            .filter_map(|part| {
+                let host = self.host_of(&part.host)?;
+                let room = part.room();
+                Some(Part { host, room })
+            })
+            .collect();
+        let home = parts.first()?.host;
+        let placement = Placement { parts };
+        let mut request = to_request(AggregateId(placed.id), &placed.request, home);
+        request.room = placement.room();
+        Some(Event::Running(request, placement))
+    }
+
+    fn plan(&self, decision: &Decision, asked: &BTreeMap<AggregateId, &Asked>) -> Option<Plan> {
+        let why = decision.explain(self.inventory());
+        let (Decision::Start { id, .. } | Decision::Delay { id, .. } | Decision::Refuse { id, .. }) =
+            decision
+        else {
+            return None;
+        };
+        let asked = (*asked.get(id)?).clone();
+        let refused = matches!(decision, Decision::Refuse { .. });
+        let Decision::Start { placement, .. } = decision else {
+            return Some(Plan::Answer {
+                asked,
+                why,
+                refused,
+            });
+        };
+        let part = |part: &Part| WorkPart {
+            host: self.hosts[&part.host].clone(),
+            cores: part.room.cores,
+            memory_mib: part.room.memory_mib,
+        };
+        let parts = placement.parts.iter().map(part).collect();
+        Some(Plan::Place { asked, parts, why })
+    }
+}
+
+fn cordon(host: HostId, cordoned: bool) -> Event {
+    Event::Cordoned {
+        host,
+        cordoned,
+        drain: false,
+    }
+}
+
+fn to_request(id: AggregateId, request: &crate::WorkRequest, home: HostId) -> Request {
+    let room = Room::new(request.cores, request.memory_mib);
+    let mut wanted = Request::new(id, &request.name[..], room);
+    wanted.hosts_max = request.hosts_max;
+    wanted.priority = request.priority;
+    wanted.home = Some(home);
+    wanted.fixed = request.kind == WorkKind::Program;
+    wanted
+}

@@ -1,0 +1,366 @@
+//! What runs in a cluster, and what waits to.
+//!
+//! | key | has | until |
+//! | --- | --- | --- |
+//! | `weft/work/asked/NAME` | [`WorkRequest`] | it is placed, or its agent's lease ends |
+//! | `weft/work/said/NAME` | [`Answer`]: why it waits | its agent's lease ends |
+//! | `weft/work/placed/NAME` | [`Placed`] | its agent says that it has ended |
+//! | `weft/work/agent/NAME` | nothing: an agent lives | its lease ends |
+//!
+//! An *agent* asks for an aggregate, beside the launcher that runs it, and says when it has
+//! ended. What runs is under no lease: a cut network must not make the cluster start it again.
+//!
+//! Invariants:
+//! - a name is of one request or of one aggregate: to ask for it needs that neither is there;
+//! - only the leader of the current term places, and only what is still asked for: the commit
+//!   that places a request deletes it.
+
+use crate::host::check_name;
+use crate::{Cluster, ClusterError, Term, json};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use weft_place::{AggregateId, Room};
+use weft_store::{Change, Committed, Condition, Entry, LeaseId, StoreError};
+
+const WORK: &str = "weft/work/";
+const ASKED: &str = "weft/work/asked/";
+const SAID: &str = "weft/work/said/";
+const PLACED: &str = "weft/work/placed/";
+const AGENT: &str = "weft/work/agent/";
+
+/// Bounds of what a record may say: what is beyond them is damaged.
+const CORES_MAX: u32 = 1 << 16;
+const MEMORY_MIB_MAX: u64 = 1 << 32;
+/// Hosts of one aggregate: a machine has that many nodes at most.
+pub const WORK_HOSTS_MAX: u32 = 16;
+/// The most urgent priority.
+pub const PRIORITY_MAX: u8 = 9;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkKind {
+    Program,
+    Machine,
+}
+
+impl WorkKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            WorkKind::Program => "program",
+            WorkKind::Machine => "machine",
+        }
+    }
+}
+
+/// How the home's daemon finds out that launcher and agent are both gone: each has a socket in
+/// the abstract namespace whose name begins with the nonce.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Of the kernel: `/proc/sys/kernel/random/boot_id`.
+    pub boot: String,
+    /// Of the network namespace: the names of sockets are its own.
+    pub namespace: String,
+    pub nonce: String,
+}
+
+/// A program or a machine that a user wants to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkRequest {
+    /// Unique in the cluster.
+    pub name: String,
+    pub kind: WorkKind,
+    /// The member on which its launcher is.
+    pub home: String,
+    /// Who started it, there.
+    pub user: String,
+    pub cores: u32,
+    pub memory_mib: u64,
+    pub hosts_max: u32,
+    /// 0 to [`PRIORITY_MAX`]; a larger one is served first.
+    pub priority: u8,
+    pub mark: Mark,
+}
+
+impl WorkRequest {
+    fn is_sound(&self) -> bool {
+        let room = Room::new(self.cores, self.memory_mib);
+        check_name(&self.name).is_ok()
+            && check_name(&self.home).is_ok()
+            && is_sound(room)
+            && self.cores > 0
+            && self.memory_mib > 0
+            && (1..=WORK_HOSTS_MAX).contains(&self.hosts_max)
+            && self.priority <= PRIORITY_MAX
+    }
+}
+
+fn is_sound(room: Room) -> bool {
+    room.cores <= CORES_MAX && room.memory_mib <= MEMORY_MIB_MAX
+}
+
+/// What one host gives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkPart {
+    pub host: String,
+    pub cores: u32,
+    pub memory_mib: u64,
+}
+
+impl WorkPart {
+    pub fn room(&self) -> Room {
+        Room::new(self.cores, self.memory_mib)
+    }
+}
+
+/// An aggregate that runs, or is about to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed {
+    /// The revision of its request.
+    pub id: u64,
+    pub request: WorkRequest,
+    /// The home first.
+    pub parts: Vec<WorkPart>,
+    /// Why it is there: a sentence.
+    pub why: String,
+}
+
+impl Placed {
+    fn is_sound(&self) -> bool {
+        let hosts: BTreeSet<&str> = self.parts.iter().map(|part| &part.host[..]).collect();
+        self.request.is_sound()
+            && (1..=WORK_HOSTS_MAX as usize).contains(&self.parts.len())
+            && hosts.len() == self.parts.len()
+            && self.parts.iter().all(|part| is_sound(part.room()))
+            && self.parts[0].host == self.request.home
+    }
+}
+
+/// A request that waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The revision at which it came: no two have the same, and a later one has a larger.
+    pub id: u64,
+    pub request: WorkRequest,
+    lease: Option<LeaseId>,
+}
+
+/// What the leader says of a request that it has not placed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Of which request.
+    pub id: u64,
+    /// It will not be placed.
+    pub refused: bool,
+    /// A sentence.
+    pub why: String,
+}
+
+/// All of it at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    pub revision: u64,
+    /// In the order of their arrival.
+    pub asked: Vec<Asked>,
+    /// By their names.
+    pub placed: BTreeMap<String, Placed>,
+    pub answers: BTreeMap<String, Answer>,
+    /// The names of those whose agents live.
+    pub agents: BTreeSet<String>,
+    /// Keys of records that cannot be read, or say what cannot be.
+    pub damaged: Vec<String>,
+}
+
+impl Work {
+    fn take(&mut self, entry: &Entry) {
+        let Entry {
+            key,
+            value,
+            revision,
+            lease,
+        } = entry;
+        let taken = if let Some(name) = key.strip_prefix(ASKED) {
+            read(value)
+                .filter(|request: &WorkRequest| request.is_sound() && request.name == name)
+                .map(|request| {
+                    let (id, lease) = (*revision, *lease);
+                    self.asked.push(Asked { id, request, lease });
+                })
+        } else if let Some(name) = key.strip_prefix(PLACED) {
+            read(value)
+                .filter(|placed: &Placed| placed.is_sound() && placed.request.name == name)
+                .map(|placed| {
+                    self.placed.insert(name.into(), placed);
+                })
+        } else if let Some(name) = key.strip_prefix(SAID) {
+            read(value).map(|answer| {
+                self.answers.insert(name.into(), answer);
+            })
+        } else {
+            key.strip_prefix(AGENT).map(|name| {
+                self.agents.insert(name.into());
+            })
+        };
+        if taken.is_none() {
+            self.damaged.push(key.clone());
+        }
+    }
+
+    /// What the leader said of this request last.
+    pub fn answer(&self, name: &str, id: u64) -> Option<&Answer> {
+        self.answers.get(name).filter(|answer| answer.id == id)
+    }
+}
+
+fn read<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Option<T> {
+    serde_json::from_slice(value).ok()
+}
+
+impl Asked {
+    pub fn aggregate(&self) -> AggregateId {
+        AggregateId(self.id)
+    }
+}
+
+impl Cluster {
+    /// Asks for room, under the lease of an agent. The request's number is the answer.
+    pub fn ask(&self, request: &WorkRequest, lease: LeaseId) -> Result<u64, ClusterError> {
+        check_name(&request.name)?;
+        if !request.is_sound() {
+            return Err(ClusterError::BadRequest(request.name.clone()));
+        }
+        let [asked, placed, agent] =
+            [ASKED, PLACED, AGENT].map(|prefix| format!("{prefix}{}", request.name));
+        let conditions = [
+            Condition::Absent(asked.clone()),
+            Condition::Absent(placed.clone()),
+        ];
+        let changes = [
+            Change::put_leased(&asked, json(request), lease),
+            Change::put_leased(agent, "", lease),
+        ];
+        let taken = || ClusterError::WorkNameTaken(request.name.clone());
+        match self.store.commit(&conditions, &changes) {
+            Ok(Committed::Done(revision)) => Ok(revision),
+            Ok(Committed::Refused) => Err(taken()),
+            // It may have come about: then the key has the lease that only this agent has, or
+            // was placed with the nonce that only it has.
+            Err(StoreError::Unknown { store, reason }) => {
+                let work = self.work()?;
+                let asked = work.asked.iter().find(|asked| asked.request == *request);
+                let placed = work.placed.values();
+                let placed = || placed.clone().find(|placed| placed.request == *request);
+                let id = asked.map(|asked| asked.id);
+                id.or_else(|| placed().map(|placed| placed.id))
+                    .ok_or(StoreError::Unknown { store, reason }.into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// All requests and all that runs.
+    pub fn work(&self) -> Result<Work, ClusterError> {
+        let snapshot = self.store.read(WORK)?;
+        let mut work = Work {
+            revision: snapshot.revision,
+            ..Work::default()
+        };
+        for entry in &snapshot.entries {
+            work.take(entry);
+        }
+        work.asked.sort_by_key(|asked| asked.id);
+        Ok(work)
+    }
+
+    /// Says under a new lease that an agent lives whose lease had run out.
+    pub fn agent_lives(&self, name: &str, lease: LeaseId) -> Result<(), ClusterError> {
+        let change = Change::put_leased(format!("{AGENT}{name}"), "", lease);
+        self.store.commit(&[], &[change])?;
+        Ok(())
+    }
+
+    /// An aggregate has ended, or its launcher and its agent have: its name and its room are
+    /// free. Does nothing where the name has another number by now.
+    pub fn work_ended(&self, name: &str, id: u64) -> Result<(), ClusterError> {
+        let key = format!("{PLACED}{name}");
+        let Some(entry) = self.store.get(&key)? else {
+            return Ok(());
+        };
+        if read(&entry.value).is_none_or(|placed: Placed| placed.id != id) {
+            return Ok(());
+        }
+        let condition = Condition::Unchanged(key.clone(), entry.revision);
+        // Refused: somebody else has just said the same.
+        self.store.commit(&[condition], &[Change::delete(key)])?;
+        Ok(())
+    }
+
+    /// Deletes what the cluster knows of a name, whatever it is: an operator knows that
+    /// nothing of it runs.
+    pub fn forget_work(&self, name: &str) -> Result<(), ClusterError> {
+        let keys = [ASKED, SAID, PLACED, AGENT].map(|prefix| format!("{prefix}{name}"));
+        let mut known = false;
+        for key in &keys {
+            known |= self.store.get(key)?.is_some();
+        }
+        if !known {
+            return Err(ClusterError::NoSuchWork(name.into()));
+        }
+        self.store.commit(&[], &keys.map(Change::delete))?;
+        Ok(())
+    }
+
+    /// Waits until something of [`Cluster::work`] changes after `after`, or `wait` is over.
+    /// `true`: something has.
+    pub fn wait_for_work(&self, after: u64, wait: Duration) -> Result<bool, ClusterError> {
+        match self.store.watch(WORK, after, wait) {
+            Ok(updates) => Ok(!updates.is_empty()),
+            // Too much has changed: all must be read again.
+            Err(StoreError::Compacted { .. }) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Term {
+    /// Places a request. `false`: nobody asks for it any more.
+    pub fn place(
+        &self,
+        asked: &Asked,
+        parts: Vec<WorkPart>,
+        why: String,
+    ) -> Result<bool, ClusterError> {
+        let name = &asked.request.name;
+        let placed = Placed {
+            id: asked.id,
+            request: asked.request.clone(),
+            parts,
+            why,
+        };
+        let key = format!("{ASKED}{name}");
+        let conditions = [
+            Condition::Unchanged(key.clone(), asked.id),
+            Condition::Absent(format!("{PLACED}{name}")),
+        ];
+        let changes = [
+            Change::delete(key),
+            Change::delete(format!("{SAID}{name}")),
+            Change::put(format!("{PLACED}{name}"), json(&placed)),
+        ];
+        Ok(self.commit(&conditions, &changes)? != Committed::Refused)
+    }
+
+    /// Says why a request waits, or that it is refused. `false`: nobody asks any more.
+    pub fn answer(&self, asked: &Asked, why: String, refused: bool) -> Result<bool, ClusterError> {
+        let name = &asked.request.name;
+        let id = asked.id;
+        let answer = json(&Answer { id, refused, why });
+        let key = format!("{SAID}{name}");
+        let change = match asked.lease {
+            Some(lease) => Change::put_leased(key, answer, lease),
+            None => Change::put(key, answer),
+        };
+        let condition = Condition::Unchanged(format!("{ASKED}{name}"), id);
+        Ok(self.commit(&[condition], &[change])? != Committed::Refused)
+    }
+}

@@ -1,0 +1,454 @@
+//! What runs and what waits, with leaders that come and go between any two of their steps.
+//! A checker looks at nothing but the store.
+
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use weft_cluster::{
+    Cluster, ClusterError, HostRecord, HostReport, Mark, Plan, Planner, Term, WorkKind, WorkRequest,
+};
+use weft_place::policy_by_name;
+use weft_store::{Embedded, LeaseId};
+
+const HOSTS: [(&str, u32); 4] = [("alpha", 4), ("beta", 8), ("gamma", 2), ("delta", 6)];
+/// What a host lends for each core, so that it offers 1 GiB for each.
+const LENDS_MIB: u64 = 1024 * 5 / 4 + 64;
+
+fn cluster() -> Cluster {
+    let store = Arc::new(Embedded::in_memory().unwrap());
+    let record = |name: &str, cores| HostRecord {
+        name: name.into(),
+        key: format!("weft-key-{name}"),
+        address: format!("{name}:7117"),
+        cores,
+        memory_bytes: 64 << 30,
+        features: Vec::new(),
+        version: "1".into(),
+        number: 0,
+    };
+    let (first, cores) = HOSTS[0];
+    let cluster = Cluster::init(store, "fragments", &record(first, cores)).unwrap();
+    for (name, cores) in &HOSTS[1..] {
+        let token = cluster.invite(Duration::from_secs(60)).unwrap();
+        cluster.join(&token, &record(name, *cores)).unwrap();
+    }
+    cluster
+}
+
+fn live(cluster: &Cluster, (name, cores): (&str, u32)) -> LeaseId {
+    let lease = cluster.lease().unwrap();
+    let report = HostReport {
+        lends_bytes: u64::from(cores) * LENDS_MIB << 20,
+        ..HostReport::default()
+    };
+    let key = format!("weft-key-{name}");
+    cluster.report(name, &key, &report, lease).unwrap();
+    lease
+}
+
+fn request(name: &str, home: &str, cores: u32, memory_mib: u64, hosts_max: u32) -> WorkRequest {
+    WorkRequest {
+        name: name.into(),
+        kind: WorkKind::Machine,
+        home: home.into(),
+        user: "nobody".into(),
+        cores,
+        memory_mib,
+        hosts_max,
+        priority: 0,
+        mark: Mark {
+            boot: "b".into(),
+            namespace: "n".into(),
+            nonce: name.into(),
+        },
+    }
+}
+
+struct Leader {
+    lease: LeaseId,
+    term: Term,
+    planner: Planner,
+}
+
+impl Leader {
+    fn new(cluster: &Cluster, name: &str, policy: &str) -> Option<Leader> {
+        let lease = cluster.lease().unwrap();
+        let term = cluster.campaign(name, lease).unwrap()?;
+        let planner = Planner::new(policy_by_name(policy).unwrap());
+        Some(Leader {
+            lease,
+            term,
+            planner,
+        })
+    }
+
+    fn plan(&mut self, cluster: &Cluster, now: u64) -> Vec<Plan> {
+        let (members, work) = (cluster.members().unwrap(), cluster.work().unwrap());
+        self.planner
+            .update(Duration::from_secs(now), &members, &work)
+    }
+
+    fn commit(&self, plans: Vec<Plan>) -> Result<(), ClusterError> {
+        for plan in plans {
+            match plan {
+                Plan::Place { asked, parts, why } => self.term.place(&asked, parts, why)?,
+                Plan::Answer {
+                    asked,
+                    why,
+                    refused,
+                } => self.term.answer(&asked, why, refused)?,
+            };
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_request_is_placed_and_its_name_is_taken_until_it_ends() {
+    let cluster = cluster();
+    for host in HOSTS {
+        live(&cluster, host);
+    }
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    assert!(Leader::new(&cluster, "beta", "bff").is_none());
+    let lease = cluster.lease().unwrap();
+    let web = request("web", "alpha", 6, 6 * 1024, 16);
+    let id = cluster.ask(&web, lease).unwrap();
+    let again = cluster.ask(&web, lease);
+    assert!(matches!(again, Err(ClusterError::WorkNameTaken(name)) if name == "web"));
+    let plans = leader.plan(&cluster, 1);
+    leader.commit(plans).unwrap();
+    let work = cluster.work().unwrap();
+    let placed = &work.placed["web"];
+    let parts: Vec<(&str, u32, u64)> = placed
+        .parts
+        .iter()
+        .map(|part| (&part.host[..], part.cores, part.memory_mib))
+        .collect();
+    assert_eq!(parts, [("alpha", 4, 4096), ("gamma", 2, 2048)]);
+    assert_eq!((placed.id, work.asked.len()), (id, 0));
+    assert!(placed.why.contains("no host has room"), "{}", placed.why);
+    assert!(matches!(
+        cluster.ask(&web, lease),
+        Err(ClusterError::WorkNameTaken(_))
+    ));
+    // Its agent is gone: it still runs. The number of another one ends nothing.
+    cluster.end_lease(lease).unwrap();
+    cluster.work_ended("web", id + 1).unwrap();
+    let work = cluster.work().unwrap();
+    assert!(work.placed.contains_key("web") && !work.agents.contains("web"));
+    cluster.work_ended("web", id).unwrap();
+    cluster.work_ended("web", id).unwrap();
+    assert!(cluster.work().unwrap().placed.is_empty());
+    assert!(matches!(
+        cluster.forget_work("web"),
+        Err(ClusterError::NoSuchWork(_))
+    ));
+}
+
+#[test]
+fn what_waits_is_told_why_and_what_cannot_be_is_refused() {
+    let cluster = cluster();
+    for host in &HOSTS[..2] {
+        live(&cluster, *host);
+    }
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    let lease = cluster.lease().unwrap();
+    let ask = |name, home, cores, hosts_max| {
+        let wanted = request(name, home, cores, 1024, hosts_max);
+        cluster.ask(&wanted, lease).unwrap()
+    };
+    let first = ask("first", "alpha", 3, 16);
+    let whole = ask("whole", "alpha", 4, 1);
+    let behind = ask("behind", "beta", 1, 16);
+    let large = ask("large", "alpha", 13, 16);
+    let dead = ask("dead", "gamma", 1, 16);
+    let plans = leader.plan(&cluster, 1);
+    leader.commit(plans).unwrap();
+    let work = cluster.work().unwrap();
+    assert_eq!(work.placed.keys().collect::<Vec<_>>(), ["first"]);
+    let answer = |name, id| {
+        let answer = work.answer(name, id).expect("an answer");
+        (answer.refused, answer.why.clone())
+    };
+    let says = |name, id, refused, part: &str| {
+        let (was_refused, why) = answer(name, id);
+        assert_eq!(was_refused, refused, "{why}");
+        assert!(why.contains(part), "{why}");
+    };
+    says(
+        "whole",
+        whole,
+        false,
+        "it starts on alpha, which has only 1 core",
+    );
+    says("behind", behind, false, "1 asked before it");
+    says("large", large, true, "ask for less");
+    says("dead", dead, true, "lends nothing");
+    assert_eq!(work.answer("first", first), None);
+    // The agents withdraw what was refused; the first one ends.
+    cluster.work_ended("first", first).unwrap();
+    let plans = leader.plan(&cluster, 2);
+    leader.commit(plans).unwrap();
+    let placed = cluster.work().unwrap().placed;
+    assert_eq!(placed.keys().collect::<Vec<_>>(), ["behind", "whole"]);
+}
+
+#[test]
+fn a_damaged_record_of_work_stops_nothing() {
+    use weft_store::{Change, Store};
+    let store = Arc::new(Embedded::in_memory().unwrap());
+    let host = HostRecord {
+        name: "alpha".into(),
+        key: "weft-key-alpha".into(),
+        address: "a:1".into(),
+        cores: 4,
+        memory_bytes: 1 << 30,
+        features: Vec::new(),
+        version: "1".into(),
+        number: 0,
+    };
+    let cluster = Cluster::init(store.clone(), "fragments", &host).unwrap();
+    let mut huge = request("huge", "alpha", u32::MAX, u64::MAX, 1);
+    let put = |key: &str, value: Vec<u8>| {
+        store.commit(&[], &[Change::put(key, value)]).unwrap();
+    };
+    put("weft/work/asked/huge", serde_json::to_vec(&huge).unwrap());
+    huge.cores = 1;
+    huge.memory_mib = 1;
+    put("weft/work/asked/other", serde_json::to_vec(&huge).unwrap());
+    put("weft/work/placed/x", b"{".to_vec());
+    put("weft/work/what", Vec::new());
+    let work = cluster.work().unwrap();
+    assert_eq!(work.damaged.len(), 4, "{:?}", work.damaged);
+    assert!(work.asked.is_empty() && work.placed.is_empty());
+    cluster.forget_work("x").unwrap();
+    assert_eq!(cluster.work().unwrap().damaged.len(), 3);
+}
+
+#[derive(Clone, Debug)]
+enum Happening {
+    Ask {
+        home: usize,
+        cores: u32,
+        memory_gib: u64,
+        hosts_max: u32,
+    },
+    /// It ends, or is not wanted any more.
+    End(usize),
+    /// Its agent dies; what is placed runs on.
+    AgentDies(usize),
+    HostDies(usize),
+    HostLives(usize),
+    Turn,
+    /// Another host leads between the plan of the leader and its commit.
+    Deposed,
+    /// A request is withdrawn, or something ends, between plan and commit.
+    EndedMeanwhile(usize),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        6 => (0..4_usize, 1..=8_u32, 1..=8_u64, 1..=4_u32).prop_map(
+            |(home, cores, memory_gib, hosts_max)| Happening::Ask {
+                home, cores, memory_gib, hosts_max
+            }
+        ),
+        3 => any::<usize>().prop_map(Happening::End),
+        1 => any::<usize>().prop_map(Happening::AgentDies),
+        1 => (0..4_usize).prop_map(Happening::HostDies),
+        2 => (0..4_usize).prop_map(Happening::HostLives),
+        6 => Just(Happening::Turn),
+        1 => Just(Happening::Deposed),
+        2 => any::<usize>().prop_map(Happening::EndedMeanwhile),
+    ]
+}
+
+/// The cluster as its users see it.
+struct Site {
+    cluster: Cluster,
+    policy: &'static str,
+    leader: Leader,
+    alive: BTreeMap<usize, LeaseId>,
+    /// Those that were asked for, with their numbers and agents, until they end.
+    wanted: BTreeMap<String, (u64, LeaseId)>,
+    asked: u32,
+    now: u64,
+}
+
+impl Site {
+    fn new(policy: &'static str) -> Site {
+        let cluster = cluster();
+        let alive = (0..3).map(|n| (n, live(&cluster, HOSTS[n]))).collect();
+        let leader = Leader::new(&cluster, "alpha", policy).unwrap();
+        Site {
+            cluster,
+            policy,
+            leader,
+            alive,
+            wanted: BTreeMap::new(),
+            asked: 0,
+            now: 0,
+        }
+    }
+
+    fn pick(&self, n: usize) -> Option<String> {
+        let count = self.wanted.len();
+        (count > 0).then(|| self.wanted.keys().nth(n % count).unwrap().clone())
+    }
+
+    /// The agent says that it has ended, and goes.
+    fn end(&mut self, n: usize) {
+        if let Some(name) = self.pick(n) {
+            let (id, lease) = self.wanted.remove(&name).unwrap();
+            self.cluster.end_lease(lease).unwrap();
+            self.cluster.work_ended(&name, id).unwrap();
+        }
+    }
+
+    fn happens(&mut self, happening: Happening) {
+        self.now += 1;
+        match happening {
+            Happening::Ask {
+                home,
+                cores,
+                memory_gib,
+                hosts_max,
+            } => {
+                self.asked += 1;
+                let name = format!("w{}", self.asked);
+                let wanted = request(&name, HOSTS[home].0, cores, memory_gib * 1024, hosts_max);
+                let lease = self.cluster.lease().unwrap();
+                let id = self.cluster.ask(&wanted, lease).unwrap();
+                self.wanted.insert(name, (id, lease));
+            }
+            Happening::End(n) => self.end(n),
+            Happening::AgentDies(n) => {
+                if let Some(name) = self.pick(n) {
+                    self.cluster.end_lease(self.wanted[&name].1).unwrap();
+                    // Of what waits nothing is left.
+                    if !self.cluster.work().unwrap().placed.contains_key(&name) {
+                        self.wanted.remove(&name);
+                    }
+                }
+            }
+            Happening::HostDies(n) => {
+                if let Some(lease) = self.alive.remove(&n) {
+                    self.cluster.end_lease(lease).unwrap();
+                }
+            }
+            Happening::HostLives(n) => {
+                let cluster = &self.cluster;
+                self.alive
+                    .entry(n)
+                    .or_insert_with(|| live(cluster, HOSTS[n]));
+            }
+            Happening::Turn => self.turn(),
+            Happening::Deposed => {
+                let plans = self.leader.plan(&self.cluster, self.now);
+                let before = self.cluster.work().unwrap();
+                self.cluster.end_lease(self.leader.lease).unwrap();
+                let next = Leader::new(&self.cluster, "beta", self.policy).unwrap();
+                let old = std::mem::replace(&mut self.leader, next);
+                let nothing = plans.is_empty();
+                match old.commit(plans) {
+                    Err(ClusterError::NotLeader(_)) => {}
+                    outcome => assert!(nothing, "{outcome:?}"),
+                }
+                let after = self.cluster.work().unwrap();
+                assert_eq!(
+                    (before.placed, before.answers),
+                    (after.placed, after.answers)
+                );
+            }
+            Happening::EndedMeanwhile(n) => {
+                let plans = self.leader.plan(&self.cluster, self.now);
+                self.end(n);
+                self.leader.commit(plans).unwrap();
+            }
+        }
+        self.check();
+    }
+
+    fn turn(&mut self) {
+        let plans = self.leader.plan(&self.cluster, self.now);
+        self.leader.commit(plans).unwrap();
+    }
+
+    /// From the store alone: no host gives more than it has, and what is placed is what was
+    /// asked for, once.
+    fn check(&self) {
+        let work = self.cluster.work().unwrap();
+        assert_eq!(work.damaged, [""; 0]);
+        let mut used: BTreeMap<&str, (u32, u64)> = BTreeMap::new();
+        let mut ids = BTreeSet::new();
+        for placed in work.placed.values() {
+            assert!(ids.insert(placed.id), "{} runs once", placed.id);
+            let request = &placed.request;
+            assert_eq!(placed.parts[0].host, request.home);
+            assert!(placed.parts.len() <= request.hosts_max as usize);
+            let cores: u32 = placed.parts.iter().map(|part| part.cores).sum();
+            let memory: u64 = placed.parts.iter().map(|part| part.memory_mib).sum();
+            assert_eq!((cores, memory), (request.cores, request.memory_mib));
+            for part in &placed.parts {
+                let host = used.entry(&part.host).or_default();
+                host.0 += part.cores;
+                host.1 += part.memory_mib;
+            }
+        }
+        for (name, cores) in HOSTS {
+            let (used_cores, used_mib) = used.get(name).copied().unwrap_or_default();
+            assert!(used_cores <= cores, "{name} gives {used_cores} cores");
+            let has = u64::from(cores) * 1024;
+            assert!(used_mib <= has, "{name} gives {used_mib} MiB");
+        }
+    }
+
+    /// All hosts live and what runs ends: then nothing waits.
+    fn finish(&mut self) {
+        for n in 0..HOSTS.len() {
+            self.happens(Happening::HostLives(n));
+        }
+        for _ in 0..=self.wanted.len() {
+            self.turn();
+            self.check();
+            let work = self.cluster.work().unwrap();
+            let done: Vec<String> = self
+                .wanted
+                .iter()
+                .filter(|(name, (id, _))| {
+                    let answer = work.answer(name, *id);
+                    work.placed.contains_key(*name) || answer.is_some_and(|answer| answer.refused)
+                })
+                .map(|(name, _)| name.clone())
+                .collect();
+            for name in done {
+                let (id, lease) = self.wanted.remove(&name).unwrap();
+                self.cluster.end_lease(lease).unwrap();
+                self.cluster.work_ended(&name, id).unwrap();
+            }
+        }
+        let work = self.cluster.work().unwrap();
+        assert!(self.wanted.is_empty(), "{:?} of {work:?}", self.wanted);
+        assert!(work.placed.is_empty() && work.asked.is_empty());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn leaders_come_and_go_and_no_room_is_promised_twice(
+        policy in prop_oneof![
+            Just("bff"), Just("fragbff-fewest-fragmentation"), Just("fragbff-most-hosts")
+        ],
+        happenings in prop::collection::vec(happening(), 1..40),
+    ) {
+        let mut site = Site::new(policy);
+        for happening in happenings {
+            site.happens(happening);
+        }
+        site.finish();
+    }
+}
