@@ -26,6 +26,12 @@ pub struct Cli {
 pub enum Command {
     /// Run a program over several nodes
     Run(Box<RunArgs>),
+    /// Show what runs in this host's cluster, what waits and why, and what is free
+    Plan {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Lend this host, or list hosts that lend
     Node {
         /// What to do
@@ -80,6 +86,30 @@ pub enum Command {
     },
 }
 
+/// How a cluster places a program or a machine.
+#[derive(Debug, Clone, Default, Args)]
+pub struct PlaceArgs {
+    /// Have this host's cluster find the hosts, this one first, and wait until there is room
+    /// (`weft cluster`, `weft plan`)
+    #[arg(long)]
+    pub cluster: bool,
+    /// With `--cluster`: how long to wait for room; 0: not at all [default: until there is some]
+    #[arg(long, value_name = "SECONDS", requires = "cluster", value_parser = parse_seconds)]
+    pub wait: Option<Duration>,
+    /// With `--cluster`: print where it would run now, or why it would wait, and start nothing.
+    /// The exit code is 1 if it would wait
+    #[arg(long, requires = "cluster")]
+    pub dry_run: bool,
+    /// With `--cluster`: 0 to 9; those that wait with a larger one are served first
+    #[arg(long, value_name = "N", requires = "cluster", default_value_t = 0,
+        value_parser = clap::value_parser!(u8).range(..=9))]
+    pub priority: u8,
+    /// With `--cluster`: the most hosts, 1 to 16 [default: 16]
+    #[arg(long, value_name = "N", requires = "cluster",
+        value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub hosts_max: Option<u32>,
+}
+
 /// `weft run`.
 #[derive(Debug, Args)]
 #[command(
@@ -89,13 +119,21 @@ cannot be executed; 127 it was not found."
 )]
 pub struct RunArgs {
     /// Nodes on this host, home included
-    #[arg(long, value_name = "N", default_value_t = 2, conflicts_with = "on")]
+    #[arg(long, value_name = "N", default_value_t = 2, conflicts_with_all = ["on", "cluster"])]
     pub nodes: usize,
+    #[command(flatten)]
+    pub place: PlaceArgs,
     /// Hosts that lend memory and CPU; this host is home
-    #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "HOST[:PORT]",
+        value_delimiter = ',',
+        conflicts_with = "cluster"
+    )]
     pub on: Vec<String>,
     /// Each node's budget for the program's pages: one for all nodes, or one for each,
-    /// home first [default: half of each host's free memory]
+    /// home first [default: half of each host's free memory]; with `--cluster`, all that the
+    /// program needs
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size)]
     pub memory: Vec<u64>,
     /// When the execution moves to its pages: `auto` (learned), `never`, or after this
@@ -232,6 +270,15 @@ pub enum ClusterCommand {
         /// Its name [default: this host]
         host: Option<String>,
     },
+    /// Free the name and the room of what runs or waits in the cluster, although nothing has
+    /// said that it ended. Only if nothing of it runs: it could be started twice
+    Forget {
+        /// The name, as `weft plan` shows it
+        name: String,
+    },
+    /// Ask for room beside a launcher, which starts this command
+    #[command(hide = true)]
+    Agent,
     /// Show the members, what they lend, and which of them live
     Status {
         /// Print JSON

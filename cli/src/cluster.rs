@@ -26,6 +26,8 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
         ClusterCommand::Invite { minutes } => invite(minutes)?,
         ClusterCommand::Join { token, store, host } => join(token.as_deref(), &store, &host)?,
         ClusterCommand::Leave { host } => leave(host.as_deref())?,
+        ClusterCommand::Forget { name } => crate::work::forget(&name)?,
+        ClusterCommand::Agent => return crate::work::agent::run(),
         ClusterCommand::Status { json } => status(json)?,
     }
     Ok(ExitCode::SUCCESS)

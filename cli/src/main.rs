@@ -17,6 +17,7 @@ mod table;
 mod values;
 mod vm;
 mod watch;
+mod work;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     let started = age::process_started();
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
+        Command::Plan { json } => work::show(json),
         Command::Node { command } => node::run(command),
         Command::Cluster { command } => cluster::run(command),
         Command::Vm { command } => vm::run(command, started),

@@ -5,15 +5,17 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use weft_cluster::{WorkKind, WorkPart, WorkRequest};
 use weft_node::error::{LaunchError, sentence};
 use weft_node::launch::{self, ProgramOutcome};
+use weft_node::options::{Placement, RunOptions};
 use weft_node::report::{LiveView, Report};
 use weft_node::spawn::Ended;
 
 use crate::args::RunArgs;
 use crate::values::StatsArg;
-use crate::{summary, watch};
+use crate::{summary, watch, work};
 
 /// Runs the program and ends this process as the program ended.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
@@ -26,6 +28,20 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         ),
         _ => None,
     };
+    let mut options = args.to_options();
+    if args.place.cluster {
+        let request = request(args)?;
+        if args.place.dry_run {
+            return work::show_trial(&request);
+        }
+        match work::place(request, args.place.wait) {
+            Ok(parts) => put_on(&mut options, &parts),
+            Err(error) => {
+                eprintln!("weft: {error:#}");
+                return Ok(ExitCode::from(125));
+            }
+        }
+    }
     let live = LiveView::new();
     let watcher = args.watch.then(|| watch::start(live.clone()));
     let messages = watcher.as_ref().map(|watcher| watcher.messages());
@@ -33,7 +49,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         Some(messages) => messages.say(text),
         None => eprintln!("weft: {text}"),
     };
-    let result = launch::launch(&args.to_options(), &live, &mut say);
+    let result = launch::launch(&options, &live, &mut say);
     if let Some(watcher) = watcher {
         watcher.stop();
     }
@@ -50,6 +66,25 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(error.exit_code() as u8))
         }
     }
+}
+
+/// What the cluster is asked for.
+fn request(args: &RunArgs) -> anyhow::Result<WorkRequest> {
+    let [memory] = args.memory[..] else {
+        bail!("--cluster needs one --memory: how much all of the program needs");
+    };
+    let program = Path::new(&args.program[0]).file_name().unwrap_or_default();
+    let name = work::name_for(&program.to_string_lossy());
+    work::request(name, WorkKind::Program, 1, memory, &args.place)
+}
+
+/// The nodes of the run, as the cluster placed them.
+fn put_on(options: &mut RunOptions, parts: &[WorkPart]) {
+    options.memory_bytes = parts.iter().map(|part| part.memory_mib << 20).collect();
+    options.placement = match &parts[1..] {
+        [] => Placement::Embedded(1),
+        others => Placement::Remote(others.iter().map(|part| part.host.clone()).collect()),
+    };
 }
 
 fn report(args: &RunArgs, file: Option<File>, outcome: &ProgramOutcome) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
 //! One host decides: the one that made a key with its lease. The key is free again when that
-//! host has not renewed the lease for [`crate::ALIVE_LEASE`].
+//! host has not renewed the lease for [`crate::LEADER_LEASE`].
 //!
 //! A leader that was cut off may believe that it still leads. So every change of a leader
 //! has the condition that the key is the one that it made: its revision is the number of
@@ -7,6 +7,7 @@
 
 use crate::{Cluster, ClusterError, LEADER, json, parse};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 use weft_store::{Change, Committed, Condition, LeaseId, StoreError};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,18 @@ impl Cluster {
     pub fn leader(&self) -> Result<Option<Leader>, ClusterError> {
         let entry = self.store.get(LEADER)?;
         entry.map(|entry| parse(LEADER, &entry.value)).transpose()
+    }
+
+    /// Waits until no host decides, for `wait` at most. `true`: none does.
+    pub fn wait_for_vacancy(&self, wait: Duration) -> Result<bool, ClusterError> {
+        let snapshot = self.store.read(LEADER)?;
+        if snapshot.entries.is_empty() {
+            return Ok(true);
+        }
+        match self.store.watch(LEADER, snapshot.revision, wait) {
+            Ok(_) | Err(StoreError::Compacted { .. }) => Ok(self.store.get(LEADER)?.is_none()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Tries to become the leader. `None`: another host is.

@@ -33,7 +33,7 @@ mod work;
 pub use error::ClusterError;
 pub use host::{HostRecord, HostReport, Member};
 pub use leader::{Leader, Term};
-pub use planner::{Plan, Planner};
+pub use planner::{POLICY, Plan, Planner};
 pub use token::Token;
 pub use work::{
     Answer, Asked, Mark, PRIORITY_MAX, Placed, WORK_HOSTS_MAX, Work, WorkKind, WorkPart,
@@ -68,6 +68,10 @@ const JOIN_TRIES: usize = 32;
 
 /// A host that does not renew its lease for so long counts as gone.
 pub const ALIVE_LEASE: Duration = Duration::from_secs(10);
+
+/// A host that does not renew this lease for so long decides no more: another takes over within
+/// ten seconds.
+pub const LEADER_LEASE: Duration = Duration::from_secs(6);
 
 /// What a cluster is, decided when it is made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -291,6 +295,11 @@ impl Cluster {
     /// A lease under which a host says that it lives.
     pub fn lease(&self) -> Result<LeaseId, ClusterError> {
         Ok(self.store.grant(ALIVE_LEASE)?)
+    }
+
+    /// A lease under which a host decides.
+    pub fn lease_to_lead(&self) -> Result<LeaseId, ClusterError> {
+        Ok(self.store.grant(LEADER_LEASE)?)
     }
 
     pub fn renew(&self, lease: LeaseId) -> Result<(), ClusterError> {

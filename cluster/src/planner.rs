@@ -41,6 +41,9 @@ pub struct Planner {
     refused: BTreeSet<AggregateId>,
 }
 
+/// How a cluster chooses hosts: FragVisor's policy (section 6.5).
+pub const POLICY: &str = "fragbff-fewest-fragmentation";
+
 /// Of what a host lends, a slice takes its memory, a quarter of that, and 64 MiB. A host is
 /// taken to have as many slices as cores.
 const SLICE_MIB: u64 = 64;

@@ -206,6 +206,17 @@ impl Work {
         }
     }
 
+    /// The same with one more request, which nobody has made: to see what would become of it.
+    pub fn with_trial(mut self, request: WorkRequest) -> Work {
+        let id = self.revision + 1;
+        self.asked.push(Asked {
+            id,
+            request,
+            lease: None,
+        });
+        self
+    }
+
     /// What the leader said of this request last.
     pub fn answer(&self, name: &str, id: u64) -> Option<&Answer> {
         self.answers.get(name).filter(|answer| answer.id == id)

@@ -20,6 +20,7 @@ pub mod error;
 pub mod host;
 pub mod launch;
 pub mod links;
+pub mod mark;
 pub mod member;
 pub mod monitor_protocol;
 pub mod oom;

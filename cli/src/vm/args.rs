@@ -17,6 +17,7 @@ use super::suboptions::{
     ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_destination, parse_follow,
     parse_lender, parse_memory,
 };
+use crate::args::PlaceArgs;
 use crate::values::{StatsArg, parse_seconds};
 
 /// Longest delay of a frame that tests may ask for, in microseconds: well below the
@@ -336,7 +337,7 @@ pub struct VmRunArgs {
     pub cmdline: Option<String>,
     /// Nodes of the machine, all on this host, 2 to 16 [default: 1, or the number of
     /// values of `--cpus` or `--memory`]
-    #[arg(long, value_name = "N", conflicts_with = "on")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["on", "cluster"])]
     pub nodes: Option<usize>,
     /// Whether nodes can join a machine that starts on one node (`weft vm grow`, `weft vm
     /// migrate`); with the software back end only. Nodes can always join a machine that starts
@@ -344,8 +345,15 @@ pub struct VmRunArgs {
     #[arg(long, value_enum, default_value_t = GrowableArg::Auto)]
     pub growable: GrowableArg,
     /// Further hosts of the machine, one node on each
-    #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "HOST[:PORT]",
+        value_delimiter = ',',
+        conflicts_with = "cluster"
+    )]
     pub on: Vec<String>,
+    #[command(flatten)]
+    pub place: PlaceArgs,
     /// vCPUs, 1 to 255: the total, distributed in turn, or a number for each node
     #[arg(long, value_name = "N[,N…]", default_value = "1",
         default_value_if("restore", ArgPredicate::IsPresent, "0"), value_parser = parse_cpus)]

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`args`], [`suboptions`] | the command line, read |
 //! | [`plan`], [`nodes`], [`growable`] | the command line, judged |
+//! | [`placed`] | the same with hosts that a cluster finds |
 //! | [`registry`] | sockets by which machines are found |
 //! | [`mod@run`] | one life of a machine after the other, as the launcher has them lived |
 //! | [`start`] | the same without a terminal: the launcher outlives the command |
@@ -23,6 +24,7 @@ mod growable;
 mod growth;
 mod nodes;
 mod outcome;
+mod placed;
 mod plan;
 mod registry;
 mod restore;
@@ -49,7 +51,7 @@ pub use checks::checks;
 /// Does what the command says. `started`: when this process began.
 pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
     match command {
-        VmCommand::Run(args) => run::run(&args, started),
+        VmCommand::Run(mut args) => run::run(&mut args, started),
         VmCommand::Start(mut args) => start::run(&mut args, started),
         VmCommand::TakeHome => take_home::run(started),
         VmCommand::List { json } => running::list(json),

@@ -30,6 +30,7 @@ use weft_platform::clock::{Reference, TscMeasurement, begin_tsc_measurement};
 use super::args::VmRunArgs;
 use super::error::{EXIT_SETUP, EXIT_TRIPLE_FAULT, VmError};
 use super::outcome::{self, Report};
+use super::placed::{self, Checked};
 use super::plan::Plan;
 use super::registry::Registration;
 use super::suboptions::ConsoleArg;
@@ -41,11 +42,12 @@ const CRASH: Duration = Duration::from_secs(1);
 /// So many crashes in a row are not started again.
 const CRASHES_MAX: u32 = 3;
 /// Runs a machine to its end.
-pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
+pub fn run(args: &mut VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
     let tsc = begin_tsc_measurement();
-    match Plan::check(args) {
-        Ok(plan) => run_plan(&plan, args, started, tsc),
-        Err(error) => Ok(set_up_failed(&error.into())),
+    match placed::check(args) {
+        Ok(Checked::Runs(plan)) => run_plan(&plan, args, started, tsc),
+        Ok(Checked::Shown(code)) => Ok(code),
+        Err(error) => Ok(set_up_failed(&error)),
     }
 }
 

@@ -26,7 +26,7 @@ use weft_platform::clock::begin_tsc_measurement;
 
 use super::args::VmStartArgs;
 use super::error::VmError;
-use super::plan::Plan;
+use super::placed::{self, Checked};
 use super::registry;
 use super::run::{self as launcher, set_up_failed};
 use super::running::VIEW_BOUND;
@@ -49,9 +49,10 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
         options.console = ConsoleArg::Socket(None);
     }
     // What can be judged now is reported on the terminal, without a log.
-    let mut plan = match Plan::check(options) {
-        Ok(plan) => plan,
-        Err(error) => return Ok(set_up_failed(&error.into())),
+    let mut plan = match placed::check(options) {
+        Ok(Checked::Runs(plan)) => *plan,
+        Ok(Checked::Shown(code)) => return Ok(code),
+        Err(error) => return Ok(set_up_failed(&error)),
     };
     let directory = registry::directory()?;
     if options.name.is_some() && registry::answers(&registry::api_path(&directory, &plan.name)) {
@@ -59,7 +60,8 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
     }
     // Before the fork: a signal that comes from now on reaches the launcher, too.
     let signals = take_signals()?;
-    // SAFETY: this process has one thread: `main` has called nothing that makes another.
+    // SAFETY: this process has one thread: `main` has called nothing that makes another. It is
+    // another process that asks a cluster.
     match unsafe { fork() }.context("cannot start the launcher")? {
         ForkResult::Child => {
             let tsc = begin_tsc_measurement();

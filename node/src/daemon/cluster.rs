@@ -14,6 +14,7 @@ use weft_store::{LeaseId, StoreError};
 use super::shared::{Alive, Shared};
 use crate::error::sentence;
 use crate::host;
+use crate::mark;
 use crate::member::{self, MemberError, Membership};
 use crate::sys;
 
@@ -44,14 +45,12 @@ pub(super) fn start(
 
 /// This host ends by itself: the others need not wait for its lease.
 pub(super) fn end(shared: &Shared) {
-    let alive = shared
-        .alive
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .take();
-    if let Some(alive) = alive {
-        // Else the lease ends by itself.
-        let _ = alive.cluster.end_lease(alive.lease);
+    for lease in [&shared.leading, &shared.alive] {
+        let held = lease.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(held) = held {
+            // Else the lease ends by itself.
+            let _ = held.cluster.end_lease(held.lease);
+        }
     }
 }
 
@@ -133,7 +132,27 @@ impl Heartbeat {
         let peers = self.membership.peers(&hosts, &self.shared.config.peers);
         self.shared.set_members(peers);
         member::remember_new(&self.directory, &hosts);
+        self.end_what_is_gone(&cluster)?;
         self.seen = cluster.wait_for_change(self.seen.max(newest), TURN)?;
+        Ok(())
+    }
+
+    /// Says for launchers of this host that were killed with their agents that what they ran
+    /// has ended.
+    fn end_what_is_gone(&self, cluster: &Cluster) -> Result<(), MemberError> {
+        let placed = cluster.work()?.placed;
+        let here = placed
+            .values()
+            .filter(|placed| placed.request.home == self.membership.host);
+        for placed in here {
+            let name = &placed.request.name;
+            if mark::is_gone(&placed.request.mark).unwrap_or(false) {
+                cluster.work_ended(name, placed.id)?;
+                self.shared.say(&format!(
+                    "cluster: {name} has ended without a word: its room is free"
+                ));
+            }
+        }
         Ok(())
     }
 

@@ -23,6 +23,7 @@ mod dial;
 mod door;
 mod expected;
 mod gossip;
+mod leader;
 mod machine;
 mod memory;
 mod program;
@@ -225,6 +226,7 @@ impl Daemon {
             peers: Mutex::default(),
             members: RwLock::default(),
             alive: Mutex::default(),
+            leading: Mutex::default(),
             machine_slices: AtomicU32::new(0),
             log,
         };
@@ -257,8 +259,9 @@ impl Daemon {
         let system = |doing| move |source| DaemonError::System { doing, source };
         let signals = end_signals().map_err(system("set up signals"))?;
         if let Some((directory, membership)) = self.membership.take() {
-            cluster::start(&self.shared, directory, membership)
-                .map_err(system("start the cluster's thread"))?;
+            leader::start(&self.shared, membership.clone())
+                .and_then(|()| cluster::start(&self.shared, directory, membership))
+                .map_err(system("start the cluster's threads"))?;
         }
         self.accept_until(signals.as_fd())
             .map_err(system("wait for connections"))?;

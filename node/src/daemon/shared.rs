@@ -23,7 +23,7 @@ use crate::protocol::NodeStatus;
 use crate::size::PAGE_BYTES;
 use crate::spawn::{self, Executable};
 
-/// Under which lease this host says that it lives.
+/// A lease of this host, and where: under it, it lives, or decides.
 pub(super) struct Alive {
     pub(super) cluster: Cluster,
     pub(super) lease: LeaseId,
@@ -59,6 +59,8 @@ pub(super) struct Shared {
     pub(super) members: RwLock<Vec<Peer>>,
     /// How this host says that it lives, in a cluster. Nothing is asked under this lock.
     pub(super) alive: Mutex<Option<Alive>>,
+    /// Under which lease this host decides for its cluster, while it does.
+    pub(super) leading: Mutex<Option<Alive>>,
     /// Slices of machines that run now.
     pub(super) machine_slices: AtomicU32,
     pub(super) log: fn(&str),

@@ -73,7 +73,8 @@ fn spread_around_home(cluster: &Inventory, request: &Request, start: Start) -> O
     };
     let cores = free.cores.min(request.room.cores);
     let share = request.room.share_of(cores);
-    let here = Room::new(cores, share.memory_mib.min(free.memory_mib));
+    let least = PART_MEMORY_MIN_MIB.min(request.room.memory_mib);
+    let here = Room::new(cores, share.memory_mib.max(least).min(free.memory_mib));
     let mut rest = Request {
         devices: Vec::new(),
         home: None,

@@ -1,0 +1,69 @@
+//! The nodes of a machine as a cluster places them.
+
+use std::process::ExitCode;
+
+use weft_cluster::{WorkKind, WorkPart};
+use weft_machine::MEMORY_STEP;
+
+use super::args::VmRunArgs;
+use super::error::VmError;
+use super::plan::Plan;
+use super::suboptions::ListArg;
+use crate::work;
+
+/// What options that were judged ask for.
+pub enum Checked {
+    /// A run.
+    Runs(Box<Plan>),
+    /// Nothing more: with `--dry-run` all that was asked for has been shown.
+    Shown(ExitCode),
+}
+
+/// Judges the options. With `--cluster` they say afterwards which hosts the cluster found: this
+/// waits until it has.
+pub fn check(args: &mut VmRunArgs) -> anyhow::Result<Checked> {
+    // What is wrong with the options is known before anybody waits.
+    let plan = Plan::check(args)?;
+    if !args.place.cluster {
+        return Ok(Checked::Runs(Box::new(plan)));
+    }
+    if args.cpus.values.len() > 1 || args.memory.values.len() > 1 {
+        return Err(VmError::Option(format!(
+            "--cpus {} --memory {}: with --cluster give the total of each, the cluster divides it",
+            args.cpus.text, args.memory.text
+        ))
+        .into());
+    }
+    let (cpus, memory) = (plan.nodes.cpus, plan.nodes.memory_bytes);
+    let name = args.name.clone().unwrap_or_else(|| work::name_for("vm"));
+    let request = work::request(name, WorkKind::Machine, cpus, memory, &args.place)?;
+    if args.place.dry_run {
+        return Ok(Checked::Shown(work::show_trial(&request)?));
+    }
+    let parts = work::place(request, args.place.wait)?;
+    put_on(args, &parts, memory);
+    Ok(Checked::Runs(Box::new(Plan::check(args)?)))
+}
+
+/// The options that put a machine there. Nodes have whole steps of memory; home has what
+/// remains.
+fn put_on(args: &mut VmRunArgs, parts: &[WorkPart], memory_bytes: u64) {
+    if parts.len() < 2 {
+        return;
+    }
+    args.on = parts[1..].iter().map(|part| part.host.clone()).collect();
+    let whole_steps = |part: &WorkPart| (part.memory_mib << 20) / MEMORY_STEP * MEMORY_STEP;
+    let others: Vec<u64> = parts[1..].iter().map(whole_steps).collect();
+    let home = memory_bytes - others.iter().sum::<u64>();
+    let memory: Vec<u64> = [home].into_iter().chain(others).collect();
+    let mib: Vec<u64> = memory.iter().map(|bytes| bytes >> 20).collect();
+    args.memory = list(memory, &mib, "M");
+    let cpus: Vec<u32> = parts.iter().map(|part| part.cores).collect();
+    args.cpus = list(cpus.clone(), &cpus, "");
+}
+
+fn list<T, S: ToString>(values: Vec<T>, shown: &[S], unit: &str) -> ListArg<T> {
+    let words = shown.iter().map(|value| value.to_string() + unit);
+    let text = words.collect::<Vec<_>>().join(",");
+    ListArg { text, values }
+}

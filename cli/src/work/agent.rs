@@ -1,0 +1,212 @@
+//! The agent of a program or a machine in a cluster: a process beside the launcher. It asks for
+//! room, keeps the request while it waits, and says when what was placed has ended.
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, WorkPart, WorkRequest};
+use weft_node::error::sentence;
+use weft_node::mark;
+use weft_store::{LeaseId, StoreError};
+
+use super::{Order, Reply};
+
+/// The lease is renewed once in each.
+const TURN: Duration = ALIVE_LEASE.checked_div(5).expect("not by zero");
+/// Nobody decides in a cluster for longer than this only if no daemon runs.
+const NO_LEADER: Duration = Duration::from_secs(20);
+/// For so long an agent tries to tell a store that does not answer that its work has ended. The
+/// home's daemon says it later.
+const FAREWELL: Duration = Duration::from_secs(60);
+
+/// Runs as the agent of the process at the other end of the pipes.
+pub fn run() -> anyhow::Result<ExitCode> {
+    let mut line = String::new();
+    // Not buffered: the end of the input is waited for with poll.
+    let mut byte = [0];
+    while io::Read::read(&mut unbuffered()?, &mut byte)? == 1 && byte[0] != b'\n' {
+        line.push(byte[0].into());
+    }
+    let order: Order = serde_json::from_str(&line)
+        .context("this command is for `weft run --cluster` and `weft vm start --cluster`")?;
+    let _shown = mark::show(&order.request.mark, "agent").context("cannot make a socket")?;
+    let (reply, agent) = match Agent::ask(order) {
+        Ok((agent, parts)) => (Reply::Placed(parts), Some(agent)),
+        Err(error) => (Reply::Failed(format!("{error:#}")), None),
+    };
+    let mut text = serde_json::to_vec(&reply)?;
+    text.push(b'\n');
+    // A launcher that has ended reads nothing, and is seen to have ended.
+    let _ = io::stdout().lock().write_all(&text);
+    let _ = io::stdout().lock().flush();
+    let Some(mut agent) = agent else {
+        return Ok(ExitCode::FAILURE);
+    };
+    leave_terminal().context("cannot leave the terminal")?;
+    agent.wait_for_end();
+    agent.say_goodbye();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unbuffered() -> io::Result<std::fs::File> {
+    Ok(io::stdin().as_fd().try_clone_to_owned()?.into())
+}
+
+/// Who waits for the launcher's output does not wait for the agent.
+fn leave_terminal() -> anyhow::Result<()> {
+    let nothing = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    nix::unistd::dup2_stdout(&nothing)?;
+    nix::unistd::dup2_stderr(&nothing)?;
+    Ok(())
+}
+
+/// Whether the launcher has ended, now or while this waits.
+fn launcher_ended(wait: Duration) -> bool {
+    let input = io::stdin();
+    let mut ready = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+    let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::ZERO);
+    // Nothing more comes than the end.
+    match poll(&mut ready, wait) {
+        Ok(count) => count > 0,
+        Err(nix::errno::Errno::EINTR) => false,
+        Err(_) => true,
+    }
+}
+
+struct Agent {
+    cluster: Cluster,
+    lease: LeaseId,
+    request: WorkRequest,
+    id: u64,
+}
+
+impl Agent {
+    /// Asks, and waits for a place.
+    fn ask(order: Order) -> anyhow::Result<(Agent, Vec<WorkPart>)> {
+        let (_, cluster) = super::joined()?;
+        let lease = cluster.lease()?;
+        let request = order.request;
+        let id = cluster.ask(&request, lease)?;
+        let mut agent = Agent {
+            cluster,
+            lease,
+            request,
+            id,
+        };
+        match agent.wait_for_place(order.patience) {
+            Ok(parts) => Ok((agent, parts)),
+            Err(error) => {
+                agent.say_goodbye();
+                Err(error)
+            }
+        }
+    }
+
+    fn wait_for_place(&mut self, patience: Option<Duration>) -> anyhow::Result<Vec<WorkPart>> {
+        let begun = Instant::now();
+        let mut told = String::new();
+        let mut tell = |why: &str| {
+            if told != why {
+                eprintln!("weft: {why}");
+                told = why.to_owned();
+            }
+        };
+        loop {
+            if launcher_ended(Duration::ZERO) {
+                bail!("the launcher has ended");
+            }
+            match self.look(begun, patience, &mut tell) {
+                Ok(Some(parts)) => return Ok(parts),
+                Ok(None) => {}
+                Err(error) => match error.downcast_ref::<ClusterError>() {
+                    Some(ClusterError::Store(
+                        error @ (StoreError::Unreachable { .. } | StoreError::Unknown { .. }),
+                    )) => {
+                        tell(&format!("{}; asking again", sentence(error)));
+                        launcher_ended(TURN);
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// One look at the cluster, and a wait for a change.
+    fn look(
+        &mut self,
+        begun: Instant,
+        patience: Option<Duration>,
+        tell: &mut dyn FnMut(&str),
+    ) -> anyhow::Result<Option<Vec<WorkPart>>> {
+        self.renew()?;
+        let name = &self.request.name;
+        let work = self.cluster.work()?;
+        if let Some(placed) = work.placed.get(name).filter(|placed| placed.id == self.id) {
+            return Ok(Some(placed.parts.clone()));
+        }
+        if !work.asked.iter().any(|asked| asked.id == self.id) {
+            // The store could not be reached for longer than the lease.
+            self.id = self.cluster.ask(&self.request, self.lease)?;
+            return Ok(None);
+        }
+        let left = patience.map(|patience| patience.saturating_sub(begun.elapsed()));
+        match work.answer(name, self.id) {
+            Some(answer) if answer.refused => bail!("{}", answer.why.trim_end_matches('.')),
+            Some(answer) if left == Some(Duration::ZERO) => bail!(
+                "{} (not started: it has waited {} s)",
+                answer.why.trim_end_matches('.'),
+                begun.elapsed().as_secs()
+            ),
+            Some(answer) => tell(&answer.why),
+            None if begun.elapsed() < NO_LEADER || self.cluster.leader()?.is_some() => {}
+            None if left == Some(Duration::ZERO) => {
+                bail!("no host decides in this cluster: run `weft node start` on a member")
+            }
+            None => tell("no host decides in this cluster: run `weft node start` on a member"),
+        }
+        let wait = match left {
+            None | Some(Duration::ZERO) => TURN,
+            Some(left) => left.min(TURN),
+        };
+        self.cluster.wait_for_work(work.revision, wait)?;
+        Ok(None)
+    }
+
+    /// Renews the lease, or gets another one where it has run out.
+    fn renew(&mut self) -> Result<(), ClusterError> {
+        match self.cluster.renew(self.lease) {
+            Err(ClusterError::Store(StoreError::LeaseGone(_))) => {
+                self.lease = self.cluster.lease()?;
+                self.cluster.agent_lives(&self.request.name, self.lease)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn wait_for_end(&mut self) {
+        while !launcher_ended(TURN) {
+            // The next turn tries again. What runs needs no store.
+            let _ = self.renew();
+        }
+    }
+
+    /// What was asked for is not wanted any more, or has ended.
+    fn say_goodbye(&self) {
+        let begun = Instant::now();
+        loop {
+            // The lease first: then nobody can place what was asked for.
+            let told = self
+                .cluster
+                .end_lease(self.lease)
+                .and_then(|()| self.cluster.work_ended(&self.request.name, self.id));
+            if told.is_ok() || begun.elapsed() > FAREWELL {
+                return;
+            }
+            std::thread::sleep(TURN);
+        }
+    }
+}

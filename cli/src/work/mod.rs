@@ -1,0 +1,125 @@
+//! `--cluster`: the cluster finds the hosts for a program or a machine.
+//!
+//! This process starts an *agent* ([`agent`]), which asks for room and says where it is. The
+//! agent goes on beside the launcher, and says when it has ended: its standard input closes
+//! then, however the launcher ends.
+
+pub mod agent;
+mod plan;
+
+pub use plan::{forget, show, show_trial};
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use weft_cluster::{Cluster, PRIORITY_MAX, WORK_HOSTS_MAX, WorkKind, WorkPart, WorkRequest};
+use weft_node::member::{MemberError, Membership};
+use weft_node::{config, mark};
+
+use crate::args::PlaceArgs;
+
+/// What an agent is told.
+#[derive(Serialize, Deserialize)]
+struct Order {
+    request: WorkRequest,
+    /// How long it may wait; for ever if `None`.
+    patience: Option<Duration>,
+}
+
+/// What an agent answers.
+#[derive(Serialize, Deserialize)]
+enum Reply {
+    Placed(Vec<WorkPart>),
+    /// A sentence, without its end.
+    Failed(String),
+}
+
+/// This host's cluster, and how it is called there.
+fn joined() -> Result<(Membership, Cluster), MemberError> {
+    let membership = Membership::load(&config::directory())?.ok_or(MemberError::NoMember)?;
+    let cluster = membership.cluster()?;
+    Ok((membership, cluster))
+}
+
+/// A request of this user, on this host.
+pub fn request(
+    name: String,
+    kind: WorkKind,
+    cores: u32,
+    memory_bytes: u64,
+    args: &PlaceArgs,
+) -> anyhow::Result<WorkRequest> {
+    let membership = Membership::load(&config::directory())?.ok_or(MemberError::NoMember)?;
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid());
+    Ok(WorkRequest {
+        name,
+        kind,
+        home: membership.host,
+        user: user
+            .ok()
+            .flatten()
+            .map_or_else(|| nix::unistd::geteuid().to_string(), |user| user.name),
+        cores,
+        memory_mib: memory_bytes.div_ceil(1 << 20),
+        hosts_max: args.hosts_max.unwrap_or(WORK_HOSTS_MAX),
+        priority: args.priority.min(PRIORITY_MAX),
+        mark: mark::new().context("cannot tell the cluster how to find this process")?,
+    })
+}
+
+/// A name for what was given none: unique, and a word of URLs and keys.
+pub fn name_for(what: &str) -> String {
+    let own = crate::node::host_name();
+    let text = format!("{what}-{}-{}", own.trim(), std::process::id());
+    let small = text.to_ascii_lowercase();
+    let word: String = small
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .collect();
+    let start = word.trim_start_matches('-');
+    // The end makes it unique.
+    start[start.len().saturating_sub(60)..]
+        .trim_start_matches('-')
+        .into()
+}
+
+/// Has an agent ask for room, and waits for it. The home's part comes first. From now on the
+/// cluster has this process, and what it forks, for the launcher.
+pub fn place(request: WorkRequest, patience: Option<Duration>) -> anyhow::Result<Vec<WorkPart>> {
+    let shown = mark::show(&request.mark, "launcher").context("cannot make a socket")?;
+    let mut agent = Command::new("/proc/self/exe")
+        .args(["cluster", "agent"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        // Ctrl-C is for this process; the agent sees its end.
+        .process_group(0)
+        .spawn()
+        .context("cannot start the agent")?;
+    let (mut orders, replies) = match (agent.stdin.take(), agent.stdout.take()) {
+        (Some(orders), Some(replies)) => (orders, replies),
+        _ => bail!("the agent has no pipes"),
+    };
+    let mut line = serde_json::to_vec(&Order { request, patience })?;
+    line.push(b'\n');
+    orders.write_all(&line).context("the agent has ended")?;
+    let mut reply = String::new();
+    BufReader::new(replies)
+        .read_line(&mut reply)
+        .context("cannot read the agent's answer")?;
+    if reply.is_empty() {
+        bail!("the agent ended before it had an answer");
+    }
+    match serde_json::from_str(&reply).context("the agent's answer is damaged")? {
+        Reply::Failed(sentence) => bail!("{sentence}"),
+        Reply::Placed(parts) => {
+            // Both last as long as this process, and as a launcher that it forks.
+            std::mem::forget(orders);
+            std::mem::forget(shown);
+            Ok(parts)
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The host that decides for the cluster: one daemon at a time, by a lease.
+//!
+//! One thread. It waits until no host decides, tries to become the one that does, and then
+//! turns what the store has into plans ([`Planner`]), which it commits under the condition that
+//! it still decides. What runs needs neither this thread nor the store.
+
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use weft_cluster::{Cluster, ClusterError, LEADER_LEASE, POLICY, Plan, Planner, Term};
+use weft_place::policy_by_name;
+use weft_store::LeaseId;
+
+use super::shared::{Alive, Shared};
+use crate::error::sentence;
+use crate::member::{MemberError, Membership};
+use crate::sys;
+
+/// How long a turn lasts if nothing changes: the lease is renewed in each.
+const TURN: Duration = LEADER_LEASE.checked_div(3).expect("not by zero");
+
+pub(super) fn start(shared: &Arc<Shared>, membership: Membership) -> io::Result<()> {
+    let mut thread = Candidate {
+        shared: shared.clone(),
+        membership,
+        cluster: None,
+        trouble: None,
+    };
+    std::thread::Builder::new()
+        .name("weft-leader".into())
+        .spawn(move || thread.run())?;
+    Ok(())
+}
+
+struct Candidate {
+    shared: Arc<Shared>,
+    membership: Membership,
+    /// Once it was reached.
+    cluster: Option<Cluster>,
+    /// What was said last: the same is not said again and again.
+    trouble: Option<String>,
+}
+
+impl Candidate {
+    fn run(&mut self) {
+        while !self.ends(Duration::ZERO) {
+            match self.turn() {
+                Ok(()) => self.trouble = None,
+                // The thread that reports says so.
+                Err(error) if error.is_silence() => {
+                    self.ends(TURN);
+                }
+                Err(error) => {
+                    let text = sentence(&error);
+                    if self.trouble.as_ref() != Some(&text) {
+                        self.shared.say(&format!("cluster: cannot decide: {text}"));
+                        self.trouble = Some(text);
+                    }
+                    self.ends(TURN);
+                }
+            }
+        }
+    }
+
+    /// Whether the daemon ends, now or while this waits.
+    fn ends(&self, wait: Duration) -> bool {
+        sys::wait_readable(&[self.shared.ending()], wait).map_or(true, |ready| ready[0])
+    }
+
+    /// Waits for a vacancy, or decides until another host does.
+    fn turn(&mut self) -> Result<(), MemberError> {
+        let cluster = match &self.cluster {
+            Some(cluster) => cluster.clone(),
+            None => {
+                let cluster = self.membership.cluster()?;
+                self.cluster = Some(cluster.clone());
+                cluster
+            }
+        };
+        if !cluster.wait_for_vacancy(TURN)? || self.ends(Duration::ZERO) {
+            return Ok(());
+        }
+        self.check_member(&cluster)?;
+        let lease = cluster.lease_to_lead()?;
+        let Some(term) = cluster.campaign(&self.membership.host, lease)? else {
+            cluster.end_lease(lease)?;
+            return Ok(());
+        };
+        self.lead(&cluster, &term, lease)
+    }
+
+    /// A host that was removed decides nothing.
+    fn check_member(&self, cluster: &Cluster) -> Result<(), MemberError> {
+        let key = self.shared.keys.public().to_string();
+        let host = &self.membership.host;
+        let members = cluster.members()?;
+        let mut records = members.iter().map(|member| &member.record);
+        match records.any(|record| record.name == *host && record.key == key) {
+            true => Ok(()),
+            false => Err(ClusterError::NoSuchHost(host.clone()).into()),
+        }
+    }
+
+    fn lead(&self, cluster: &Cluster, term: &Term, lease: LeaseId) -> Result<(), MemberError> {
+        *self.leading() = Some(Alive {
+            cluster: cluster.clone(),
+            lease,
+        });
+        self.shared
+            .say("cluster: this host decides what runs where, from now on");
+        let outcome = self.decide(cluster, term, lease);
+        self.leading().take();
+        match outcome {
+            Err(MemberError::Cluster(ClusterError::NotLeader(_))) => {
+                self.shared.say("cluster: another host decides now");
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn leading(&self) -> std::sync::MutexGuard<'_, Option<Alive>> {
+        let leading = self.shared.leading.lock();
+        leading.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn decide(&self, cluster: &Cluster, term: &Term, lease: LeaseId) -> Result<(), MemberError> {
+        let policy = policy_by_name(POLICY).expect("a policy that there is");
+        let mut planner = Planner::new(policy);
+        let begun = Instant::now();
+        while !self.ends(Duration::ZERO) {
+            cluster.renew(lease)?;
+            self.check_member(cluster)?;
+            let (members, work) = (cluster.members()?, cluster.work()?);
+            for plan in planner.update(begun.elapsed(), &members, &work) {
+                self.commit(term, plan)?;
+            }
+            cluster.wait_for_work(work.revision, TURN)?;
+        }
+        Ok(())
+    }
+
+    fn commit(&self, term: &Term, plan: Plan) -> Result<(), MemberError> {
+        let (done, why) = match plan {
+            Plan::Place { asked, parts, why } => (term.place(&asked, parts, why.clone())?, why),
+            Plan::Answer {
+                asked,
+                why,
+                refused,
+            } => (term.answer(&asked, why.clone(), refused)?, why),
+        };
+        if done {
+            self.shared.say(&format!("cluster: {why}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,55 @@
+//! `weft cluster`, and `--cluster`: several hosts on this one, with a real etcd.
+
+mod hosts;
+mod site;
+mod work;
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use self::site::Site;
+use crate::context::Context;
+use crate::report::{Report, Verdict};
+
+type Check = fn(&mut Site<'_>) -> Result<()>;
+
+/// Runs the suite.
+pub fn run_members(context: &Context, names: &[String], report: &Report) {
+    run_part(context, "cluster: hosts", &hosts::CHECKS, names, report);
+    run_part(context, "cluster: work", &work::CHECKS, names, report);
+}
+
+/// In their order: each check goes on where the one before ended.
+fn run_part(
+    context: &Context,
+    part: &str,
+    checks: &[(&str, Check)],
+    names: &[String],
+    report: &Report,
+) {
+    if !names.is_empty() && !names.iter().any(|name| part.contains(name.as_str())) {
+        return;
+    }
+    if context.tool("etcd").is_none() {
+        let why = "needs etcd (Debian package etcd-server)".to_owned();
+        report.add(part, Duration::ZERO, Verdict::Skipped(why));
+        return;
+    }
+    let mut site = match Site::new(context, &part.replace(": ", "-")) {
+        Ok(site) => site,
+        Err(error) => {
+            let reasons = vec![format!("{error:#}")];
+            report.add(part, Duration::ZERO, Verdict::Failed(reasons));
+            return;
+        }
+    };
+    for (name, check) in checks {
+        let begun = Instant::now();
+        let verdict = match check(&mut site) {
+            Ok(()) => Verdict::Passed(String::new()),
+            Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
+        };
+        report.add(&format!("{part} {name}"), begun.elapsed(), verdict);
+    }
+}

@@ -1,0 +1,300 @@
+//! Programs and machines for which the cluster finds the hosts.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::Check;
+use super::site::{SOON, Site};
+use crate::processes;
+use crate::run::{End, Invocation, Running, start};
+
+/// Each offers four fifths of it, less 64M for each core.
+const LENT: &str = "1500M";
+/// Longer than any check.
+const BOUND: Duration = Duration::from_secs(120);
+
+pub(super) const CHECKS: [(&str, Check); 8] = [
+    ("needs a host that decides", without_leader),
+    ("is planned, and nothing starts", dry_run),
+    ("runs on several hosts where one is too small", spread),
+    ("waits for room, and says why", waits),
+    ("is a machine", machine),
+    ("whose launcher is killed is over", killed_launcher),
+    ("whose launcher and agent are killed is over", killed_both),
+    (
+        "is placed by another host when the leader is killed",
+        next_leader,
+    ),
+];
+
+fn plan(site: &Site<'_>, host: &str) -> Result<Value> {
+    Ok(serde_json::from_str(&site.succeeds(host, "plan --json")?)?)
+}
+
+fn names(plan: &Value, list: &str) -> Vec<String> {
+    let lines = plan[list].as_array().cloned().unwrap_or_default();
+    let name = |line: &Value| line["name"].as_str().unwrap_or_default().to_owned();
+    lines.iter().map(name).collect()
+}
+
+/// What is free of home's memory, in MiB.
+fn free_at_home(site: &Site<'_>) -> Result<u64> {
+    let plan = plan(site, "home")?;
+    let hosts = plan["hosts"].as_array().context("no hosts")?;
+    let home = hosts.iter().find(|host| host["name"] == "home");
+    home.and_then(|home| home["memory_free_mib"].as_u64())
+        .context("home's memory")
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begun = Instant::now();
+    while !holds()? {
+        ensure!(begun.elapsed() < SOON, "{what}: not within {SOON:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+fn running(site: &Site<'_>, wanted: usize) -> Result<()> {
+    until(&format!("{wanted} run"), || {
+        Ok(names(&plan(site, "home")?, "runs").len() == wanted)
+    })
+}
+
+/// `weft` of home in the background.
+fn begin(site: &Site<'_>, words: &[&str]) -> Result<Running> {
+    let weft = site.context.weft.to_string_lossy().into_owned();
+    let command: Vec<&str> = [&weft[..]]
+        .into_iter()
+        .chain(words.iter().copied())
+        .collect();
+    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let directory = site.directory.join(format!("begun-{number}"));
+    fs::create_dir_all(&directory)?;
+    let mut invocation = Invocation::new(&command, &directory).bounded(BOUND);
+    invocation.environment = site.environment("home");
+    start(&invocation)
+}
+
+/// A program of home that takes so much memory of the cluster until the file is there.
+fn hold(site: &Site<'_>, memory_mib: u64, until: &Path, more: &[&str]) -> Result<Running> {
+    let memory = format!("{memory_mib}M");
+    let wait = format!("while ! [ -e {} ]; do sleep 0.1; done", until.display());
+    let mut words = vec!["run", "--cluster", "--memory", &memory];
+    words.extend(more);
+    words.extend(["--", "sh", "-c", &wait]);
+    begin(site, &words)
+}
+
+fn ended_well(running: Running) -> Result<String> {
+    let outcome = running.finish()?;
+    let said = outcome.stderr.trim().to_owned();
+    ensure!(outcome.end == End::Exit(0), "{}: {said}", outcome.end);
+    Ok(said)
+}
+
+fn without_leader(site: &mut Site<'_>) -> Result<()> {
+    site.init()?;
+    site.join("alpha")?;
+    site.join("beta")?;
+    let says = site.fails("home", "run --cluster -- true")?;
+    ensure!(says.contains("needs one --memory"), "{says}");
+    let says = site.fails("home", "run --dry-run -- true")?;
+    ensure!(says.contains("--cluster"), "{says}");
+    let shown = site.succeeds("home", "plan")?;
+    ensure!(shown.contains("no host decides"), "{shown}");
+    for host in ["home", "alpha", "beta"] {
+        site.lend(host, LENT)?;
+    }
+    site.living(&["alpha", "beta", "home"])?;
+    until("a host decides", || {
+        Ok(plan(site, "home")?["leader"].is_string())
+    })
+}
+
+fn dry_run(site: &mut Site<'_>) -> Result<()> {
+    let ask = |memory: &str| format!("run --cluster --dry-run --memory {memory} -- true");
+    let free = free_at_home(site)?;
+    let says = site.succeeds("home", &ask("100M"))?;
+    ensure!(says.contains("starts on home"), "{says}");
+    let says = site.succeeds("home", &ask(&format!("{}M", free + 100)))?;
+    ensure!(says.contains("home (1 core and"), "{says}");
+    let outcome = site.call("home", &ask("1000G"))?;
+    let says = fs::read_to_string(&outcome.stdout)?;
+    ensure!(
+        outcome.end == End::Exit(1) && says.contains("is refused"),
+        "{}: {says}",
+        outcome.end
+    );
+    let plan = plan(site, "alpha")?;
+    ensure!(names(&plan, "runs").is_empty() && names(&plan, "waits").is_empty());
+    Ok(())
+}
+
+fn spread(site: &mut Site<'_>) -> Result<()> {
+    let free = free_at_home(site)?;
+    let go = site.directory.join("go-spread");
+    let program = hold(site, free + 200, &go, &["--stretch", "now"])?;
+    running(site, 1)?;
+    let shown = plan(site, "beta")?;
+    let parts = shown["runs"][0]["parts"].as_array().context("no parts")?;
+    ensure!(parts.len() == 2 && parts[0]["host"] == "home", "{parts:?}");
+    ensure!(parts[1]["memory_mib"] == 200, "{parts:?}");
+    let text = site.succeeds("home", "plan")?;
+    ensure!(
+        text.contains("FREE MEMORY") && text.contains("RUNS"),
+        "{text}"
+    );
+    fs::write(&go, "")?;
+    ended_well(program)?;
+    running(site, 0)?;
+    let memory = format!("{}M", free + 200);
+    let says = site.succeeds(
+        "home",
+        &format!("run --cluster --memory {memory} -- echo placed"),
+    )?;
+    ensure!(says == "placed\n", "{says}");
+    running(site, 0)
+}
+
+fn waits(site: &mut Site<'_>) -> Result<()> {
+    let free = free_at_home(site)?;
+    let go = site.directory.join("go-waits");
+    let first = hold(site, free, &go, &[])?;
+    running(site, 1)?;
+    let impatient = "run --cluster --wait 0 --hosts-max 1 --memory 100M -- true";
+    let says = site.fails("home", impatient)?;
+    ensure!(says.contains("it starts on home, which has only"), "{says}");
+    let impatient = impatient.replace("--wait 0", "--wait 1.5");
+    let says = site.fails("home", &impatient)?;
+    ensure!(says.contains("it has waited 1 s"), "{says}");
+    let says = site.fails("home", &impatient.replace("100M", "100G"))?;
+    ensure!(says.contains("is refused"), "{says}");
+    let second = hold(site, 100, &go, &["--hosts-max", "1"])?;
+    until("it waits", || {
+        let plan = plan(site, "alpha")?;
+        let why = plan["waits"][0]["why"].as_str().unwrap_or_default();
+        Ok(why.contains("it starts on home"))
+    })?;
+    let text = site.succeeds("beta", "plan")?;
+    ensure!(text.contains("WAITS"), "{text}");
+    // One that is called off is forgotten at once.
+    let third = hold(site, 100, &go, &["--hosts-max", "1"])?;
+    until("two wait", || {
+        Ok(names(&plan(site, "home")?, "waits").len() == 2)
+    })?;
+    kill(Pid::from_raw(third.pid()), Signal::SIGINT)?;
+    third.finish()?;
+    until("one waits", || {
+        Ok(names(&plan(site, "home")?, "waits").len() == 1)
+    })?;
+    fs::write(&go, "")?;
+    ended_well(first)?;
+    let says = ended_well(second)?;
+    ensure!(says.contains("waits: it starts on home"), "{says}");
+    running(site, 0)
+}
+
+fn machine(site: &mut Site<'_>) -> Result<()> {
+    let kernel = site.context.programs.join("typed-guest");
+    let kernel = kernel.to_string_lossy();
+    let memory = (free_at_home(site)? + 200) / 2 * 2;
+    let start = format!(
+        "vm start --cluster --name web --backend soft --kernel {kernel} --cpus 2 --memory {memory}M"
+    );
+    let says = site.succeeds("home", &format!("{start} --dry-run"))?;
+    ensure!(says.contains("web starts on home ("), "{says}");
+    let says = site.fails("home", &start.replace("--cpus 2", "--cpus 1,1"))?;
+    ensure!(says.contains("give the total of each"), "{says}");
+    site.succeeds("home", &start)?;
+    let shown = plan(site, "alpha")?;
+    ensure!(names(&shown, "runs") == ["web"], "{shown}");
+    let parts = shown["runs"][0]["parts"].as_array().context("no parts")?;
+    ensure!(parts.len() == 2, "{parts:?}");
+    let views: Value = serde_json::from_str(&site.succeeds("home", "vm list --json")?)?;
+    let slices = views[0]["configuration"]["slices"].as_array();
+    ensure!(slices.context("no slices")?.len() == 2, "{views}");
+    // A name is of one machine, on all hosts.
+    let again = start.replace(&format!("{memory}M"), "64M");
+    let says = site.fails("alpha", &again)?;
+    ensure!(
+        says.contains("web runs or waits in this cluster already"),
+        "{says}"
+    );
+    site.succeeds("home", "vm stop --timeout 0 web")?;
+    running(site, 0)
+}
+
+/// The agent of a launcher.
+fn agent_of(launcher: i32) -> Result<i32> {
+    let mut agents = processes::all().into_iter().filter(|process| {
+        process.parent == launcher
+            && processes::command_line(process.identity.pid).contains("cluster agent")
+    });
+    Ok(agents.next().context("it has an agent")?.identity.pid)
+}
+
+fn killed_launcher(site: &mut Site<'_>) -> Result<()> {
+    let never = site.directory.join("never");
+    let program = hold(site, 100, &never, &[])?;
+    running(site, 1)?;
+    kill(Pid::from_raw(program.pid()), Signal::SIGKILL)?;
+    program.finish()?;
+    running(site, 0)
+}
+
+fn killed_both(site: &mut Site<'_>) -> Result<()> {
+    let never = site.directory.join("never");
+    let program = hold(site, 100, &never, &[])?;
+    running(site, 1)?;
+    // While the launcher lives, it runs.
+    kill(Pid::from_raw(agent_of(program.pid())?), Signal::SIGKILL)?;
+    until("its agent is silent", || {
+        Ok(plan(site, "home")?["runs"][0]["agent"] == false)
+    })?;
+    ensure!(names(&plan(site, "home")?, "runs").len() == 1);
+    kill(Pid::from_raw(program.pid()), Signal::SIGKILL)?;
+    program.finish()?;
+    running(site, 0)?;
+    let says = site.fails("home", "cluster forget nothing")?;
+    ensure!(says.contains("nothing called nothing"), "{says}");
+    Ok(())
+}
+
+fn next_leader(site: &mut Site<'_>) -> Result<()> {
+    let never = site.directory.join("never");
+    let before = hold(site, 100, &never, &[])?;
+    running(site, 1)?;
+    let leader = plan(site, "home")?["leader"].clone();
+    let leader = leader.as_str().context("a leader")?.to_owned();
+    site.kill_daemon(&leader)?;
+    until("another host decides", || {
+        let now = plan(site, "home")?["leader"].clone();
+        Ok(now.as_str().is_some_and(|now| now != leader))
+    })?;
+    if leader == "home" {
+        // Its programs need a home that lends.
+        site.lend("home", LENT)?;
+        site.living(&["alpha", "beta", "home"])?;
+    }
+    let free = free_at_home(site)?;
+    let says = site.succeeds("home", "run --cluster --memory 100M -- echo placed")?;
+    ensure!(says == "placed\n", "{says}");
+    // What the leader before it placed has its room.
+    let large = format!(
+        "run --cluster --dry-run --hosts-max 1 --memory {}M -- true",
+        free + 50
+    );
+    let outcome = site.call("home", &large)?;
+    ensure!(outcome.end == End::Exit(1), "{}", outcome.end);
+    kill(Pid::from_raw(before.pid()), Signal::SIGKILL)?;
+    before.finish()?;
+    running(site, 0)
+}
