@@ -1,4 +1,4 @@
-use crate::work::{PRIORITY_MAX, WORK_HOSTS_MAX};
+use crate::bounds::{PRIORITY_MAX, WORK_HOSTS_MAX};
 use std::time::Duration;
 use weft_store::StoreError;
 

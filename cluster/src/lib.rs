@@ -23,6 +23,7 @@
 //!
 //! No clock is read here: tokens, hosts and leaders end by the store's leases.
 
+mod bounds;
 mod error;
 mod host;
 mod leader;
@@ -30,15 +31,13 @@ mod planner;
 mod token;
 mod work;
 
+pub use bounds::{PRIORITY_MAX, WORK_HOSTS_MAX};
 pub use error::ClusterError;
 pub use host::{HostRecord, HostReport, Member};
 pub use leader::{Leader, Term};
 pub use planner::{POLICY, Plan, Planner};
 pub use token::Token;
-pub use work::{
-    Answer, Asked, Mark, PRIORITY_MAX, Placed, WORK_HOSTS_MAX, Work, WorkKind, WorkPart,
-    WorkRequest,
-};
+pub use work::{Answer, Asked, Mark, Placed, Work, WorkKind, WorkPart, WorkRequest};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

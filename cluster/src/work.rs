@@ -15,6 +15,7 @@
 //! - only the leader of the current term places, and only what is still asked for: the commit
 //!   that places a request deletes it.
 
+use crate::bounds::{CORES_MAX, MEMORY_MIB_MAX, PRIORITY_MAX, WORK_HOSTS_MAX};
 use crate::host::check_name;
 use crate::{Cluster, ClusterError, Term, json};
 use serde::{Deserialize, Serialize};
@@ -28,14 +29,6 @@ const ASKED: &str = "weft/work/asked/";
 const SAID: &str = "weft/work/said/";
 const PLACED: &str = "weft/work/placed/";
 const AGENT: &str = "weft/work/agent/";
-
-/// Bounds of what a record may say: what is beyond them is damaged.
-const CORES_MAX: u32 = 1 << 16;
-const MEMORY_MIB_MAX: u64 = 1 << 32;
-/// Hosts of one aggregate: a machine has that many nodes at most.
-pub const WORK_HOSTS_MAX: u32 = 16;
-/// The most urgent priority.
-pub const PRIORITY_MAX: u8 = 9;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -72,7 +65,7 @@ pub struct WorkRequest {
     pub kind: WorkKind,
     /// The member on which its launcher is.
     pub home: String,
-    /// Who started it, there.
+    /// The user that started it, there.
     pub user: String,
     pub cores: u32,
     pub memory_mib: u64,
@@ -148,7 +141,7 @@ pub struct Asked {
 /// What the leader says of a request that it has not placed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Of which request.
+    /// The number of the request.
     pub id: u64,
     /// It will not be placed.
     pub refused: bool,

@@ -17,8 +17,8 @@ use super::suboptions::{
     ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_destination, parse_follow,
     parse_lender, parse_memory,
 };
-use crate::args::PlaceArgs;
 use crate::values::{StatsArg, parse_seconds};
+use crate::work::PlaceArgs;
 
 /// Longest delay of a frame that tests may ask for, in microseconds: well below the
 /// shortest lease.

@@ -13,7 +13,7 @@ use crate::work;
 
 /// What options that were judged ask for.
 pub enum Checked {
-    /// A run.
+    /// The machine, on the hosts that were found.
     Runs(Box<Plan>),
     /// Nothing more: with `--dry-run` all that was asked for has been shown.
     Shown(ExitCode),

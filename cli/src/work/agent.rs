@@ -56,7 +56,7 @@ fn unbuffered() -> io::Result<std::fs::File> {
     Ok(io::stdin().as_fd().try_clone_to_owned()?.into())
 }
 
-/// Who waits for the launcher's output does not wait for the agent.
+/// A shell that waits for the launcher's output must not wait for the agent.
 fn leave_terminal() -> anyhow::Result<()> {
     let nothing = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
     nix::unistd::dup2_stdout(&nothing)?;

@@ -5,8 +5,10 @@
 //! then, however the launcher ends.
 
 pub mod agent;
+mod args;
 mod plan;
 
+pub use args::PlaceArgs;
 pub use plan::{forget, show, show_trial};
 
 use std::io::{BufRead, BufReader, Write};
@@ -19,8 +21,6 @@ use serde::{Deserialize, Serialize};
 use weft_cluster::{Cluster, PRIORITY_MAX, WORK_HOSTS_MAX, WorkKind, WorkPart, WorkRequest};
 use weft_node::member::{MemberError, Membership};
 use weft_node::{config, mark};
-
-use crate::args::PlaceArgs;
 
 /// What an agent is told.
 #[derive(Serialize, Deserialize)]
