@@ -39,6 +39,11 @@ build: ## Builds weft, its runtime and its monitor, optimised
 	$(CARGO) build --release $(RUNTIME)
 	$(CARGO) build --release $(OTHERS)
 
+# What the end-to-end tests run: without benchmarks and simulators, whose links take a minute.
+under-test:
+	$(CARGO) build --release $(RUNTIME)
+	$(CARGO) build --release -p weft-cli -p weft-monitor -p weft-tests
+
 programs: ## Builds the programs of the tests and benchmarks
 	@mkdir -p $(PROGRAMS)
 	$(MAKE) -s -C tests/programs OUT=$(abspath $(PROGRAMS))
@@ -89,7 +94,7 @@ images:
 damage: ## Builds a runtime that damages what it sends home, for the attacks of `lend`
 	$(CARGO) build --release $(RUNTIME) --features damage --target-dir $(TARGET)/damage
 
-e2e: build damage programs images ## Native runs against runs under weft, failures, set-up errors
+e2e: under-test damage programs images ## Native runs against runs under weft, failures, set-up errors
 	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
 
 fuzz-replay: ## Every input of fuzz/corpus again, crashes of the past among them (seconds)
@@ -141,4 +146,4 @@ clean: ## Removes what was built
 
 # In order: the set-up first. Cargo uses all processors by itself.
 .NOTPARALLEL:
-.PHONY: help setup build programs guest guest-debian demo check unit damage e2e test bench soak ab miri models deny fuzz fuzz-replay images docs-check install uninstall clean
+.PHONY: help setup build under-test programs guest guest-debian demo check unit damage e2e test bench soak ab miri models deny fuzz fuzz-replay images docs-check install uninstall clean

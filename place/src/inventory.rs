@@ -21,6 +21,8 @@ pub enum InventoryError {
     KnownHost { id: HostId, name: Box<str> },
     #[error("there is no host with number {}", .0.0)]
     UnknownHost(HostId),
+    #[error("aggregate {} does not run where it is said to move from", .0.0)]
+    NotRunning(AggregateId),
     #[error("{0} runs already")]
     RunsAlready(Box<str>),
 }

@@ -70,6 +70,8 @@ pub enum Event {
     /// An aggregate runs that this scheduler did not start: an earlier one did. All its hosts
     /// have joined; they are taken to have room for it.
     Running(Request, Placement),
+    /// An aggregate of [`Event::Running`] is on the move already.
+    Moving(Move),
     Requested(Request),
     /// It has ended, or is not wanted any more.
     Ended(AggregateId),
@@ -106,6 +108,8 @@ pub struct Scheduler {
     leaving: BTreeSet<HostId>,
     /// Hosts whose deadline was said to be too near.
     too_late: BTreeSet<HostId>,
+    /// Aggregates whose forced move has failed, and until when none is tried again.
+    retry: BTreeMap<AggregateId, Duration>,
     /// Aggregates that were said to be stuck.
     stuck: BTreeSet<(AggregateId, HostId)>,
     /// Those that may start next were tried, and find no room until there is more.
@@ -127,6 +131,7 @@ impl Scheduler {
             later: BTreeSet::new(),
             leaving: BTreeSet::new(),
             too_late: BTreeSet::new(),
+            retry: BTreeMap::new(),
             stuck: BTreeSet::new(),
             blocked: false,
         }
@@ -211,6 +216,7 @@ impl Scheduler {
                 }
             }
             Event::Running(request, placement) => self.adopt(now, request, placement)?,
+            Event::Moving(moving) => self.adopt_move(moving)?,
             Event::Requested(request) => return Ok(self.requested(request, decisions)),
             Event::Ended(id) => self.ended(id),
             Event::MoveEnded(id, result) => self.move_ended(now, id, result, decisions),
@@ -240,16 +246,44 @@ impl Scheduler {
         }
         self.queue.remove(request.id);
         for part in &placement.parts {
-            let free = self.cluster.free(part.host);
-            let lacks = Room::new(
-                part.room.cores.saturating_sub(free.cores),
-                part.room.memory_mib.saturating_sub(free.memory_mib),
-            );
-            let capacity = self.cluster.host(part.host).capacity + lacks;
-            self.cluster.set_capacity(part.host, capacity);
+            self.have_room(part.host, part.room);
         }
         self.cluster.start(request, placement, now);
         Ok(())
+    }
+
+    fn adopt_move(&mut self, moving: Move) -> Result<(), InventoryError> {
+        for transfer in &moving.transfers {
+            self.known(transfer.to)?;
+        }
+        let id = moving.aggregate;
+        let known = self
+            .cluster
+            .aggregate(id)
+            .ok_or(InventoryError::NotRunning(id))?;
+        let has_all = moving
+            .transfers
+            .iter()
+            .all(|transfer| known.placement.on(transfer.from).holds(transfer.room));
+        if known.moving.is_some() || !has_all {
+            return Err(InventoryError::NotRunning(id));
+        }
+        for transfer in &moving.transfers {
+            self.have_room(transfer.to, transfer.room);
+        }
+        self.note_move(moving, true);
+        Ok(())
+    }
+
+    /// What is there already has room.
+    fn have_room(&mut self, host: HostId, room: Room) {
+        let free = self.cluster.free(host);
+        let lacks = Room::new(
+            room.cores.saturating_sub(free.cores),
+            room.memory_mib.saturating_sub(free.memory_mib),
+        );
+        let capacity = self.cluster.host(host).capacity + lacks;
+        self.cluster.set_capacity(host, capacity);
     }
 
     fn requested(&mut self, request: Request, decisions: &mut Vec<Decision>) -> Option<Place> {
@@ -301,6 +335,7 @@ impl Scheduler {
             self.blocked = false;
         }
         self.forget_move(id);
+        self.retry.remove(&id);
         self.stuck.retain(|&(stuck, _)| stuck != id);
         let freed = self.cluster.end(id);
         self.got_room(freed);
@@ -321,8 +356,12 @@ impl Scheduler {
         };
         let was_spread = aggregate.is_spread();
         let done = matches!(result, MoveResult::Done { .. });
-        if let MoveResult::Done { took } = result {
-            self.costs.learn(&moving, took);
+        match result {
+            MoveResult::Done { took } => {
+                self.costs.learn(&moving, took);
+                self.retry.remove(&id);
+            }
+            MoveResult::Failed => self.try_later(now, &moving),
         }
         self.forget_move(id);
         let freed = self.cluster.end_move(id, done, now);
@@ -334,6 +373,17 @@ impl Scheduler {
                 aggregate.placement.parts[0].host,
             );
             decisions.push(Decision::Whole { id, name, host });
+        }
+    }
+
+    /// A host that all must leave is not left by the same failing move at once.
+    fn try_later(&mut self, now: Duration, moving: &Move) {
+        let at = now + self.limits.hold;
+        self.retry.insert(moving.aggregate, at);
+        for transfer in &moving.transfers {
+            if self.leaving.contains(&transfer.from) {
+                self.later.insert((at, transfer.from));
+            }
         }
     }
 
@@ -448,7 +498,9 @@ impl Scheduler {
             for id in self.cluster.on(host).to_vec() {
                 let aggregate = self.cluster.aggregate(id).expect("it has room there");
                 let name = aggregate.request.name.clone();
-                if aggregate.moving.is_some() || aggregate.placement.on(host) == Room::NONE {
+                let waits = self.retry.get(&id).is_some_and(|&until| now < until);
+                let here = aggregate.placement.on(host) != Room::NONE;
+                if aggregate.moving.is_some() || !here || waits {
                     continue;
                 }
                 let Some(moving) = self.away_from(host, aggregate) else {
@@ -600,6 +652,14 @@ impl Scheduler {
             .clone()
     }
 
+    fn note_move(&mut self, moving: Move, forced: bool) {
+        self.moving.insert(moving.aggregate, forced);
+        for host in hosts_of(&moving) {
+            *self.moves_of_host.entry(host).or_default() += 1;
+        }
+        self.cluster.start_move(moving);
+    }
+
     fn start_move(
         &mut self,
         moving: Move,
@@ -609,11 +669,7 @@ impl Scheduler {
         decisions: &mut Vec<Decision>,
     ) {
         let expected = self.costs.move_time(&moving);
-        self.moving.insert(moving.aggregate, forced);
-        for host in hosts_of(&moving) {
-            *self.moves_of_host.entry(host).or_default() += 1;
-        }
-        self.cluster.start_move(moving.clone());
+        self.note_move(moving.clone(), forced);
         decisions.push(Decision::Move {
             moving,
             name,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, WorkPart, WorkRequest};
+use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, Placed, WorkRequest};
 use weft_node::error::sentence;
 use weft_node::mark;
 use weft_store::{LeaseId, StoreError};
@@ -35,7 +35,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         .context("this command is for `weft run --cluster` and `weft vm start --cluster`")?;
     let _shown = mark::show(&order.request.mark, "agent").context("cannot make a socket")?;
     let (reply, agent) = match Agent::ask(order) {
-        Ok((agent, parts)) => (Reply::Placed(parts), Some(agent)),
+        Ok((agent, Placed { parts, why, .. })) => (Reply::Placed { parts, why }, Some(agent)),
         Err(error) => (Reply::Failed(format!("{error:#}")), None),
     };
     let mut text = serde_json::to_vec(&reply)?;
@@ -86,7 +86,7 @@ struct Agent {
 
 impl Agent {
     /// Asks, and waits for a place.
-    fn ask(order: Order) -> anyhow::Result<(Agent, Vec<WorkPart>)> {
+    fn ask(order: Order) -> anyhow::Result<(Agent, Placed)> {
         let (_, cluster) = super::joined()?;
         let lease = cluster.lease()?;
         let request = order.request;
@@ -98,7 +98,7 @@ impl Agent {
             id,
         };
         match agent.wait_for_place(order.patience) {
-            Ok(parts) => Ok((agent, parts)),
+            Ok(placed) => Ok((agent, placed)),
             Err(error) => {
                 agent.say_goodbye();
                 Err(error)
@@ -106,7 +106,7 @@ impl Agent {
         }
     }
 
-    fn wait_for_place(&mut self, patience: Option<Duration>) -> anyhow::Result<Vec<WorkPart>> {
+    fn wait_for_place(&mut self, patience: Option<Duration>) -> anyhow::Result<Placed> {
         let begun = Instant::now();
         let mut told = String::new();
         let mut tell = |why: &str| {
@@ -120,7 +120,7 @@ impl Agent {
                 bail!("the launcher has ended");
             }
             match self.look(begun, patience, &mut tell) {
-                Ok(Some(parts)) => return Ok(parts),
+                Ok(Some(placed)) => return Ok(placed),
                 Ok(None) => {}
                 Err(error) => match error.downcast_ref::<ClusterError>() {
                     Some(ClusterError::Store(
@@ -141,12 +141,12 @@ impl Agent {
         begun: Instant,
         patience: Option<Duration>,
         tell: &mut dyn FnMut(&str),
-    ) -> anyhow::Result<Option<Vec<WorkPart>>> {
+    ) -> anyhow::Result<Option<Placed>> {
         self.renew()?;
         let name = &self.request.name;
         let work = self.cluster.work()?;
         if let Some(placed) = work.placed.get(name).filter(|placed| placed.id == self.id) {
-            return Ok(Some(placed.parts.clone()));
+            return Ok(Some(placed.clone()));
         }
         if !work.asked.iter().any(|asked| asked.id == self.id) {
             // The store could not be reached for longer than the lease.

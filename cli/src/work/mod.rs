@@ -33,7 +33,11 @@ struct Order {
 /// What an agent answers.
 #[derive(Serialize, Deserialize)]
 enum Reply {
-    Placed(Vec<WorkPart>),
+    Placed {
+        parts: Vec<WorkPart>,
+        /// A sentence.
+        why: String,
+    },
     /// A sentence, without its end.
     Failed(String),
 }
@@ -115,7 +119,8 @@ pub fn place(request: WorkRequest, patience: Option<Duration>) -> anyhow::Result
     }
     match serde_json::from_str(&reply).context("the agent's answer is damaged")? {
         Reply::Failed(sentence) => bail!("{sentence}"),
-        Reply::Placed(parts) => {
+        Reply::Placed { parts, why } => {
+            eprintln!("weft: {}", why.trim_end_matches('.'));
             // Both last as long as this process, and as a launcher that it forks.
             std::mem::forget(orders);
             std::mem::forget(shown);

@@ -243,3 +243,59 @@ fn one_that_comes_among_the_next_is_tried() {
     step(&mut s, 5, Event::Ended(AggregateId(2)));
     assert_eq!(cores_of(&s, 4), [(0, 1)]);
 }
+
+#[test]
+fn a_forced_move_that_failed_is_tried_again_later() {
+    let policy = policy_by_name("fragbff-fewest-hosts").unwrap();
+    let mut s = Scheduler::new(policy, Costs::default(), Limits::default());
+    for number in 0..2 {
+        step(&mut s, 0, Event::HostJoined(host(number, 4)));
+    }
+    step(&mut s, 0, Event::Requested(request(1, 2)));
+    let home = home_of(&s, 1);
+    let drain = Event::Cordoned {
+        host: HostId(home),
+        cordoned: true,
+        drain: true,
+    };
+    let moves = |decisions: &[Decision]| {
+        let of = |d: &&Decision| matches!(d, Decision::Move { .. });
+        decisions.iter().filter(of).count()
+    };
+    assert_eq!(moves(&s.step(at(1), drain).unwrap()), 1);
+    let failed = || Event::MoveEnded(AggregateId(1), MoveResult::Failed);
+    assert_eq!(moves(&s.step(at(2), failed()).unwrap()), 0);
+    assert_eq!(moves(&s.step(at(3), Event::Passed).unwrap()), 0);
+    let wake = s.next_wake().expect("it tries again");
+    assert_eq!(wake, at(2) + Limits::default().hold);
+    assert_eq!(moves(&s.step(wake, Event::Passed).unwrap()), 1);
+}
+
+#[test]
+fn a_new_scheduler_adopts_what_runs_and_what_moves() {
+    let mut s = cluster(policy_by_name("fragbff-fewest-hosts").unwrap(), &[4, 4]);
+    let placement = Placement::whole(HostId(0), request(1, 6).room);
+    let running = || Event::Running(request(1, 6), placement.clone());
+    step(&mut s, 0, running());
+    assert_eq!(
+        s.cluster().host(HostId(0)).capacity.cores,
+        6,
+        "it runs there"
+    );
+    assert!(s.step(at(0), running()).is_err());
+    let moving = |from, to, cores| Move {
+        aggregate: AggregateId(1),
+        transfers: vec![Transfer {
+            from: HostId(from),
+            to: HostId(to),
+            room: request(1, cores).room,
+        }],
+    };
+    assert!(s.step(at(1), Event::Moving(moving(1, 0, 1))).is_err());
+    s.step(at(1), Event::Moving(moving(0, 1, 6))).unwrap();
+    assert!(s.step(at(1), Event::Moving(moving(0, 1, 6))).is_err());
+    assert_eq!((free(&s, 0), free(&s, 1)), (0, 0));
+    let done = MoveResult::Done { took: at(1) };
+    step(&mut s, 2, Event::MoveEnded(AggregateId(1), done));
+    assert_eq!((home_of(&s, 1), free(&s, 0)), (1, 6));
+}

@@ -218,9 +218,11 @@ fn machine(site: &mut Site<'_>) -> Result<()> {
     ensure!(names(&shown, "runs") == ["web"], "{shown}");
     let parts = shown["runs"][0]["parts"].as_array().context("no parts")?;
     ensure!(parts.len() == 2, "{parts:?}");
-    let views: Value = serde_json::from_str(&site.succeeds("home", "vm list --json")?)?;
-    let slices = views[0]["configuration"]["slices"].as_array();
-    ensure!(slices.context("no slices")?.len() == 2, "{views}");
+    until("its nodes are seen", || {
+        let views: Value = serde_json::from_str(&site.succeeds("home", "vm list --json")?)?;
+        let slices = views[0]["configuration"]["slices"].as_array();
+        Ok(slices.is_some_and(|slices| slices.len() == 2))
+    })?;
     // A name is of one machine, on all hosts.
     let again = start.replace(&format!("{memory}M"), "64M");
     let says = site.fails("alpha", &again)?;
