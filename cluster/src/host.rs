@@ -74,11 +74,21 @@ pub struct HostReport {
     pub load: f64,
 }
 
+/// What an operator said of a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cordon {
+    /// Nothing new comes here.
+    pub cordoned: bool,
+    /// Everything leaves.
+    pub draining: bool,
+}
+
 /// A host with what it said last, if it lives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
     pub record: HostRecord,
     pub report: Option<HostReport>,
+    pub cordon: Cordon,
     pub revision: u64,
 }
 

@@ -11,6 +11,8 @@
 //! | `weft/key/KEY` | the name of the host with that public key | the host leaves |
 //! | `weft/number/N` | the name of the host with that number | the host leaves |
 //! | `weft/alive/NAME` | [`HostReport`] | the host's lease ends |
+//! | `weft/cordon/NAME` | [`Cordon`] | an operator ends it, or the host leaves |
+//! | `weft/hands-off` | nothing: the cluster moves nothing by itself | an operator ends it |
 //! | `weft/leader` | [`Leader`] | the leader's lease ends |
 //! | `weft/work/…` | what runs and what waits: see `work.rs` | |
 //!
@@ -33,11 +35,11 @@ mod work;
 
 pub use bounds::{PRIORITY_MAX, WORK_HOSTS_MAX};
 pub use error::ClusterError;
-pub use host::{HostRecord, HostReport, Member};
+pub use host::{Cordon, HostRecord, HostReport, Member};
 pub use leader::{Leader, Term};
 pub use planner::{POLICY, Plan, Planner};
 pub use token::Token;
-pub use work::{Answer, Asked, Mark, Placed, Work, WorkKind, WorkPart, WorkRequest};
+pub use work::{Answer, Asked, Mark, MoveOrder, Placed, Work, WorkKind, WorkPart, WorkRequest};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -52,6 +54,8 @@ const KEYS: &str = "weft/key/";
 const NUMBERS: &str = "weft/number/";
 const ALIVE: &str = "weft/alive/";
 const LEADER: &str = "weft/leader";
+const CORDONS: &str = "weft/cordon/";
+const HANDS_OFF: &str = "weft/hands-off";
 
 /// The layout of the keys above.
 const FORMAT: u32 = 1;
@@ -238,6 +242,7 @@ impl Cluster {
         let mut changes = vec![
             Change::delete(&host),
             Change::delete(format!("{ALIVE}{name}")),
+            Change::delete(format!("{CORDONS}{name}")),
         ];
         for prefix in [KEYS, NUMBERS] {
             let entries = self.store.read(prefix)?.entries.into_iter();
@@ -267,6 +272,7 @@ impl Cluster {
 
     fn read_members(&self) -> Result<(Vec<Member>, Vec<String>), ClusterError> {
         let reports = self.store.read(ALIVE)?;
+        let cordons = self.store.read(CORDONS)?;
         let hosts = self.store.read(HOSTS)?;
         let (mut members, mut damaged): (Vec<Member>, Vec<String>) = (Vec::new(), Vec::new());
         for entry in &hosts.entries {
@@ -282,13 +288,50 @@ impl Cluster {
             let alive = format!("{ALIVE}{}", record.name);
             let report = reports.entries.iter().find(|report| report.key == alive);
             let report = report.and_then(|report| serde_json::from_slice(&report.value).ok());
+            let cordon = format!("{CORDONS}{}", record.name);
+            let cordon = cordons.entries.iter().find(|entry| entry.key == cordon);
+            let cordon = cordon.and_then(|entry| serde_json::from_slice(&entry.value).ok());
             members.push(Member {
                 record,
                 report,
+                cordon: cordon.unwrap_or_default(),
                 revision: entry.revision,
             });
         }
         Ok((members, damaged))
+    }
+
+    /// Keeps new work away from a member, has everything leave it, or ends both.
+    pub fn cordon(&self, name: &str, cordon: Cordon) -> Result<(), ClusterError> {
+        let host = format!("{HOSTS}{name}");
+        let none = || ClusterError::NoSuchHost(name.into());
+        let entry = self.store.get(&host)?.ok_or_else(none)?;
+        let key = format!("{CORDONS}{name}");
+        let change = match cordon == Cordon::default() {
+            true => Change::delete(key),
+            false => Change::put(key, json(&cordon)),
+        };
+        match self
+            .store
+            .commit(&[Condition::Unchanged(host, entry.revision)], &[change])?
+        {
+            Committed::Done(_) => Ok(()),
+            Committed::Refused => Err(none()),
+        }
+    }
+
+    /// Whether the cluster moves nothing by itself. What an operator drains still leaves.
+    pub fn hands_off(&self) -> Result<bool, ClusterError> {
+        Ok(self.store.get(HANDS_OFF)?.is_some())
+    }
+
+    pub fn set_hands_off(&self, hands_off: bool) -> Result<(), ClusterError> {
+        let change = match hands_off {
+            true => Change::put(HANDS_OFF, ""),
+            false => Change::delete(HANDS_OFF),
+        };
+        self.store.commit(&[], &[change])?;
+        Ok(())
     }
 
     /// A lease under which a host says that it lives.

@@ -4,13 +4,13 @@
 //! Pure, like the scheduler. A plan that could not be committed corrects itself: the next
 //! [`Planner::update`] sees that the store does not have it.
 
-use crate::host::Member;
-use crate::work::{Asked, Placed, Work, WorkKind, WorkPart};
+use crate::host::{Cordon, Member};
+use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weft_place::{
-    AggregateId, Costs, Decision, Event, Host, HostId, Inventory, InventoryError, Limits, Part,
-    Placement, Policy, Request, Room, Scheduler,
+    Adopted, AggregateId, Costs, Decision, Event, Host, HostId, Inventory, InventoryError, Limits,
+    Move, MoveResult, Part, Placement, Policy, Request, Room, Scheduler,
 };
 
 /// What the leader is to commit.
@@ -28,6 +28,12 @@ pub enum Plan {
         why: String,
         refused: bool,
     },
+    /// Have an aggregate move.
+    Move { placed: Placed, order: MoveOrder },
+    /// Take an order back: nothing carries it out.
+    CancelMove { placed: Placed },
+    /// Nothing but a sentence for the log.
+    Note(String),
 }
 
 /// See the module.
@@ -35,14 +41,17 @@ pub struct Planner {
     scheduler: Scheduler,
     /// Hosts that the scheduler knows, by their numbers.
     hosts: BTreeMap<HostId, String>,
-    cordoned: BTreeSet<HostId>,
+    /// What was said of them last.
+    cordons: BTreeMap<HostId, Cordon>,
+    /// When moves were ordered.
+    ordered: BTreeMap<AggregateId, Duration>,
     /// Requests that wait in the scheduler.
     waiting: BTreeSet<AggregateId>,
     refused: BTreeSet<AggregateId>,
 }
 
 /// How a cluster chooses hosts: FragVisor's policy (section 6.5).
-pub const POLICY: &str = "fragbff-fewest-fragmentation";
+pub const POLICY: &str = "fragbff-fewest-hosts";
 
 /// Of what a host lends, a slice takes its memory, a quarter of that, and 64 MiB. A host is
 /// taken to have as many slices as cores.
@@ -75,15 +84,11 @@ fn offered(member: &Member, work: &Work) -> Room {
 
 impl Planner {
     pub fn new(policy: Box<dyn Policy>) -> Planner {
-        // Nothing carries moves out yet.
-        let limits = Limits {
-            moves_max: 0,
-            ..Limits::default()
-        };
         Planner {
-            scheduler: Scheduler::new(policy, Costs::default(), limits),
+            scheduler: Scheduler::new(policy, Costs::default(), Limits::default()),
             hosts: BTreeMap::new(),
-            cordoned: BTreeSet::new(),
+            cordons: BTreeMap::new(),
+            ordered: BTreeMap::new(),
             waiting: BTreeSet::new(),
             refused: BTreeSet::new(),
         }
@@ -100,26 +105,40 @@ impl Planner {
 
     /// Learns how the cluster is now, and plans what follows. `now`: since any moment, the
     /// same for all calls.
-    pub fn update(&mut self, now: Duration, members: &[Member], work: &Work) -> Vec<Plan> {
+    pub fn update(
+        &mut self,
+        now: Duration,
+        members: &[Member],
+        work: &Work,
+        hands_off: bool,
+    ) -> Vec<Plan> {
+        let moves_max = Limits::default().moves_max;
+        self.scheduler
+            .set_moves_max(if hands_off { 0 } else { moves_max });
         let asked: BTreeMap<AggregateId, &Asked> = work
             .asked
             .iter()
             .map(|asked| (asked.aggregate(), asked))
             .collect();
         let mut decisions = Vec::new();
+        let (mut plans, events) = self.of_moves(now, work);
+        self.step(now, events, &mut decisions);
         let events = self.of_work(work, &asked);
         self.step(now, events, &mut decisions);
         let events = self.of_hosts(members, work);
         self.step(now, events, &mut decisions);
         // Hosts have come since: what runs may be known only now.
-        let events = self.adopted(work);
-        self.step(now, events, &mut decisions);
+        let adopted = self.adopted(work);
+        if !adopted.is_empty() {
+            self.step(now, [Event::Adopted(adopted)], &mut decisions);
+        }
         for (id, request) in &asked {
             if self.waiting.contains(id) || self.refused.contains(id) {
                 continue;
             }
             let home = self.host_of(&request.request.home);
-            let Some(home) = home.filter(|home| !self.cordoned.contains(home)) else {
+            let lives = |home: &HostId| !self.inventory().host(*home).cordoned;
+            let Some(home) = home.filter(lives) else {
                 self.refused.insert(*id);
                 decisions.push(Decision::Refuse {
                     id: *id,
@@ -133,10 +152,58 @@ impl Planner {
             self.step(now, [event], &mut decisions);
         }
         self.step(now, [Event::Passed], &mut decisions);
-        decisions
-            .iter()
-            .filter_map(|decision| self.plan(decision, &asked))
-            .collect()
+        for decision in &decisions {
+            if let Decision::Move { moving, .. } = decision {
+                self.ordered.insert(moving.aggregate, now);
+            }
+            plans.extend(self.plan(decision, &asked, work));
+        }
+        plans
+    }
+
+    /// Orders that were carried out or failed since, and those that nothing carries out.
+    fn of_moves(&mut self, now: Duration, work: &Work) -> (Vec<Plan>, Vec<Event>) {
+        let (mut plans, mut events) = (Vec::new(), Vec::new());
+        for placed in work.placed.values() {
+            let id = AggregateId(placed.id);
+            let Some(aggregate) = self.inventory().aggregate(id) else {
+                continue;
+            };
+            match (&aggregate.moving, &placed.order) {
+                (Some(moving), None) => {
+                    let after = aggregate.placement.after(&moving.transfers);
+                    let is_done = self.placement(&placed.parts).as_ref() == Some(&after);
+                    let began = self.ordered.remove(&id).unwrap_or(now);
+                    let took = now.saturating_sub(began);
+                    let result = match is_done {
+                        true => MoveResult::Done { took },
+                        false => MoveResult::Failed,
+                    };
+                    if let Some(failure) = placed.failure.as_ref().filter(|_| !is_done) {
+                        let name = &placed.request.name;
+                        plans.push(Plan::Note(format!("{name} did not move: {failure}")));
+                    }
+                    events.push(Event::MoveEnded(id, result));
+                }
+                (_, Some(_)) if !work.agents.contains(&placed.request.name) => {
+                    let placed = placed.clone();
+                    plans.push(Plan::CancelMove { placed });
+                }
+                _ => {}
+            }
+        }
+        (plans, events)
+    }
+
+    /// `None` if one of the hosts is not known.
+    fn placement(&self, parts: &[WorkPart]) -> Option<Placement> {
+        let part = |part: &WorkPart| {
+            let host = self.host_of(&part.host)?;
+            let room = part.room();
+            Some(Part { host, room })
+        };
+        let parts = parts.iter().map(part).collect::<Option<_>>()?;
+        Some(Placement { parts })
     }
 
     fn step(
@@ -154,7 +221,7 @@ impl Planner {
                 ) => {
                     debug_assert!(false, "{error}");
                 }
-                Err(InventoryError::RunsAlready(_)) => {}
+                Err(InventoryError::RunsAlready(_) | InventoryError::NotThere(_)) => {}
             }
         }
     }
@@ -173,6 +240,7 @@ impl Planner {
             .collect();
         let running = self.inventory().aggregates().map(|a| a.request.id);
         let mut gone: Vec<AggregateId> = running.filter(|id| !placed.contains(id)).collect();
+        gone.extend(self.elsewhere(work));
         let not_asked = self.waiting.iter().filter(|id| !asked.contains_key(id));
         gone.extend(not_asked.filter(|id| !placed.contains(id)));
         self.waiting.retain(|id| asked.contains_key(id));
@@ -180,6 +248,22 @@ impl Planner {
         // A start that was not committed: it is asked for again.
         self.waiting.retain(|id| !gone.contains(id));
         gone.into_iter().map(Event::Ended).collect()
+    }
+
+    /// What runs elsewhere than the scheduler knows: a host was not known when it was adopted. It
+    /// is adopted again.
+    fn elsewhere(&self, work: &Work) -> Vec<AggregateId> {
+        let is_elsewhere = |placed: &&Placed| {
+            let aggregate = self.inventory().aggregate(AggregateId(placed.id));
+            aggregate.is_some_and(|aggregate| {
+                let there = self.placement(&placed.parts);
+                aggregate.moving.is_none()
+                    && placed.order.is_none()
+                    && there.is_some_and(|there| there != aggregate.placement)
+            })
+        };
+        let placed = work.placed.values().filter(is_elsewhere);
+        placed.map(|placed| AggregateId(placed.id)).collect()
     }
 
     /// Hosts that came, went or changed.
@@ -196,21 +280,24 @@ impl Planner {
                 .is_some_and(|member| member.record.name == name);
             // Something may run on a host that has left.
             if same || !self.inventory().on(id).is_empty() {
-                let alive = same && there[&id].report.is_some();
-                if !alive && self.cordoned.insert(id) {
-                    events.push(cordon(id, true));
-                } else if alive && self.cordoned.remove(&id) {
-                    events.push(cordon(id, false));
+                let member = there.get(&id).copied().filter(|_| same);
+                let cordon = cordon_of(member);
+                if self.cordons.insert(id, cordon) != Some(cordon) {
+                    events.push(Event::Cordoned {
+                        host: id,
+                        cordoned: cordon.cordoned,
+                        drain: cordon.draining,
+                    });
                 }
-                if same && alive {
-                    let offered = offered(there[&id], work);
+                if let Some(member) = member.filter(|member| member.report.is_some()) {
+                    let offered = offered(member, work);
                     if offered != self.inventory().host(id).capacity {
                         events.push(Event::Capacity(id, offered));
                     }
                 }
                 self.hosts.insert(id, name);
             } else {
-                self.cordoned.remove(&id);
+                self.cordons.remove(&id);
                 events.push(Event::HostLeft(id));
             }
         }
@@ -222,10 +309,9 @@ impl Planner {
             let name = &member.record.name;
             self.hosts.insert(id, name.clone());
             let mut host = Host::new(id, &name[..], offered(member, work));
-            if member.report.is_none() {
-                host.cordoned = true;
-                self.cordoned.insert(id);
-            }
+            let cordon = cordon_of(Some(member));
+            (host.cordoned, host.draining) = (cordon.cordoned, cordon.draining);
+            self.cordons.insert(id, cordon);
             events.push(Event::HostJoined(host));
         }
         events
@@ -233,7 +319,7 @@ impl Planner {
 
     /// What runs and was placed by an earlier leader. A part on a host that is not known has
     /// no room here.
-    fn adopted(&self, work: &Work) -> Vec<Event> {
+    fn adopted(&self, work: &Work) -> Vec<Adopted> {
         let new = work.placed.values().filter(|placed| {
             let id = AggregateId(placed.id);
             self.inventory().aggregate(id).is_none()
@@ -241,7 +327,7 @@ impl Planner {
         new.filter_map(|placed| self.adopt(placed)).collect()
     }
 
-    fn adopt(&self, placed: &Placed) -> Option<Event> {
+    fn adopt(&self, placed: &Placed) -> Option<Adopted> {
         let parts: Vec<Part> = placed
             .parts
             .iter()
@@ -255,11 +341,41 @@ impl Planner {
         let placement = Placement { parts };
         let mut request = to_request(AggregateId(placed.id), &placed.request, home);
         request.room = placement.room();
-        Some(Event::Running(request, placement))
+        let after = placed.order.as_ref();
+        let after = after.and_then(|order| self.placement(&order.parts));
+        let transfers = after.filter(|after| after.room() == placement.room());
+        Some(Adopted {
+            transfers: transfers.map_or_else(Vec::new, |after| placement.transfers_to(&after)),
+            placement,
+            request,
+        })
     }
 
-    fn plan(&self, decision: &Decision, asked: &BTreeMap<AggregateId, &Asked>) -> Option<Plan> {
+    fn plan(
+        &self,
+        decision: &Decision,
+        asked: &BTreeMap<AggregateId, &Asked>,
+        work: &Work,
+    ) -> Option<Plan> {
         let why = decision.explain(self.inventory());
+        if let Decision::Move { moving, .. } = decision {
+            let mut placed = work.placed.values();
+            let placed = placed
+                .find(|placed| placed.id == moving.aggregate.0)?
+                .clone();
+            let after = self
+                .inventory()
+                .aggregate(moving.aggregate)?
+                .placement
+                .after(&moving.transfers);
+            let parts = self.work_parts(&after);
+            let order = MoveOrder { parts, why };
+            return Some(Plan::Move { placed, order });
+        }
+        if let Decision::Stuck { .. } | Decision::TooLate { .. } | Decision::Whole { .. } = decision
+        {
+            return Some(Plan::Note(why));
+        }
         let (Decision::Start { id, .. } | Decision::Delay { id, .. } | Decision::Refuse { id, .. }) =
             decision
         else {
@@ -274,21 +390,27 @@ impl Planner {
                 refused,
             });
         };
+        let parts = self.work_parts(placement);
+        Some(Plan::Place { asked, parts, why })
+    }
+
+    fn work_parts(&self, placement: &Placement) -> Vec<WorkPart> {
         let part = |part: &Part| WorkPart {
             host: self.hosts[&part.host].clone(),
             cores: part.room.cores,
             memory_mib: part.room.memory_mib,
         };
-        let parts = placement.parts.iter().map(part).collect();
-        Some(Plan::Place { asked, parts, why })
+        placement.parts.iter().map(part).collect()
     }
 }
 
-fn cordon(host: HostId, cordoned: bool) -> Event {
-    Event::Cordoned {
-        host,
-        cordoned,
-        drain: false,
+/// Nothing comes to a host that does not live, or is no member any more.
+fn cordon_of(member: Option<&Member>) -> Cordon {
+    let said = member.map(|member| member.cordon).unwrap_or_default();
+    let lives = member.is_some_and(|member| member.report.is_some());
+    Cordon {
+        cordoned: said.cordoned || said.draining || !lives,
+        draining: said.draining,
     }
 }
 

@@ -12,7 +12,8 @@
 //!
 //! Invariants:
 //! - a name is of one request or of one aggregate: to ask for it needs that neither is there;
-//! - only the leader of the current term places, and only what is still asked for: the commit
+//! - of one aggregate at most one order to move is open;
+//! - only the leader of the current term places or orders, and only what is still asked for: the commit
 //!   that places a request deletes it.
 
 use crate::bounds::{CORES_MAX, MEMORY_MIB_MAX, PRIORITY_MAX, WORK_HOSTS_MAX};
@@ -116,16 +117,47 @@ pub struct Placed {
     pub parts: Vec<WorkPart>,
     /// Why it is there: a sentence.
     pub why: String,
+    /// Where it is to go. Its agent carries it out.
+    #[serde(default)]
+    pub order: Option<MoveOrder>,
+    /// Orders so far, the open one included.
+    #[serde(default)]
+    pub orders: u64,
+    /// Why the last order was not carried out.
+    #[serde(default)]
+    pub failure: Option<String>,
+    /// The revision of this record.
+    #[serde(skip)]
+    revision: u64,
+}
+
+/// A move of an aggregate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveOrder {
+    /// All of its parts afterwards, the home first.
+    pub parts: Vec<WorkPart>,
+    /// A sentence.
+    pub why: String,
 }
 
 impl Placed {
     fn is_sound(&self) -> bool {
-        let hosts: BTreeSet<&str> = self.parts.iter().map(|part| &part.host[..]).collect();
+        let order = self.order.as_ref();
         self.request.is_sound()
-            && (1..=WORK_HOSTS_MAX as usize).contains(&self.parts.len())
-            && hosts.len() == self.parts.len()
-            && self.parts.iter().all(|part| is_sound(part.room()))
-            && self.parts[0].host == self.request.home
+            && self.are_sound(&self.parts)
+            && order.is_none_or(|order| self.are_sound(&order.parts))
+    }
+
+    fn are_sound(&self, parts: &[WorkPart]) -> bool {
+        let hosts: BTreeSet<&str> = parts.iter().map(|part| &part.host[..]).collect();
+        let total: Room = match parts.iter().all(|part| is_sound(part.room())) {
+            true => parts.iter().map(WorkPart::room).sum(),
+            false => return false,
+        };
+        (1..=WORK_HOSTS_MAX as usize).contains(&parts.len())
+            && hosts.len() == parts.len()
+            && parts[0].host == self.request.home
+            && total == Room::new(self.request.cores, self.request.memory_mib)
     }
 }
 
@@ -183,7 +215,9 @@ impl Work {
             read(value)
                 .filter(|placed: &Placed| placed.is_sound() && placed.request.name == name)
                 .map(|placed| {
-                    self.placed.insert(name.into(), placed);
+                    let revision = *revision;
+                    self.placed
+                        .insert(name.into(), Placed { revision, ..placed });
                 })
         } else if let Some(name) = key.strip_prefix(SAID) {
             read(value).map(|answer| {
@@ -299,6 +333,42 @@ impl Cluster {
         Ok(())
     }
 
+    /// What is placed under a name, if it has this number.
+    pub fn placed(&self, name: &str, id: u64) -> Result<Option<Placed>, ClusterError> {
+        let entry = self.store.get(&format!("{PLACED}{name}"))?;
+        let mut work = Work::default();
+        if let Some(entry) = &entry {
+            work.take(entry);
+        }
+        Ok(work.placed.remove(name).filter(|placed| placed.id == id))
+    }
+
+    /// An agent has carried an order out, or could not. Does nothing where that order is not
+    /// open any more.
+    pub fn order_ended(
+        &self,
+        placed: &Placed,
+        outcome: Result<(), String>,
+    ) -> Result<(), ClusterError> {
+        let name = &placed.request.name;
+        let Some(mut now) = self.placed(name, placed.id)? else {
+            return Ok(());
+        };
+        let Some(order) = now.order.take().filter(|_| now.orders == placed.orders) else {
+            return Ok(());
+        };
+        now.failure = outcome.err();
+        if now.failure.is_none() {
+            (now.parts, now.why) = (order.parts, order.why);
+        }
+        let key = format!("{PLACED}{name}");
+        let condition = Condition::Unchanged(key.clone(), now.revision);
+        // Refused: it was forgotten in this moment.
+        self.store
+            .commit(&[condition], &[Change::put(key, json(&now))])?;
+        Ok(())
+    }
+
     /// Deletes what the cluster knows of a name, whatever it is: an operator knows that
     /// nothing of it runs.
     pub fn forget_work(&self, name: &str) -> Result<(), ClusterError> {
@@ -340,6 +410,10 @@ impl Term {
             request: asked.request.clone(),
             parts,
             why,
+            order: None,
+            orders: 0,
+            failure: None,
+            revision: 0,
         };
         let key = format!("{ASKED}{name}");
         let conditions = [
@@ -352,6 +426,37 @@ impl Term {
             Change::put(format!("{PLACED}{name}"), json(&placed)),
         ];
         Ok(self.commit(&conditions, &changes)? != Committed::Refused)
+    }
+
+    /// Orders a move. `false`: it has ended, or changed.
+    pub fn order(&self, placed: &Placed, order: MoveOrder) -> Result<bool, ClusterError> {
+        let orders = placed.orders + 1;
+        self.replace(placed, Some(order), orders, None)
+    }
+
+    /// Takes an order back whose agent is gone. `false`: it has ended, or changed.
+    pub fn cancel_order(&self, placed: &Placed) -> Result<bool, ClusterError> {
+        let why = "its agent is gone".to_owned();
+        self.replace(placed, None, placed.orders, Some(why))
+    }
+
+    fn replace(
+        &self,
+        placed: &Placed,
+        order: Option<MoveOrder>,
+        orders: u64,
+        failure: Option<String>,
+    ) -> Result<bool, ClusterError> {
+        let new = Placed {
+            order,
+            orders,
+            failure,
+            ..placed.clone()
+        };
+        let key = format!("{PLACED}{}", placed.request.name);
+        let condition = Condition::Unchanged(key.clone(), placed.revision);
+        let change = Change::put(key, json(&new));
+        Ok(self.commit(&[condition], &[change])? != Committed::Refused)
     }
 
     /// Says why a request waits, or that it is refused. `false`: nobody asks any more.

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use weft_cluster::{
-    Cluster, ClusterError, HostRecord, HostReport, Mark, Plan, Planner, Term, WorkKind, WorkRequest,
+    Cluster, ClusterError, Cordon, HostRecord, HostReport, Mark, Placed, Plan, Planner, Term,
+    WorkKind, WorkPart, WorkRequest,
 };
 use weft_place::policy_by_name;
 use weft_store::{Embedded, LeaseId};
@@ -86,7 +87,7 @@ impl Leader {
     fn plan(&mut self, cluster: &Cluster, now: u64) -> Vec<Plan> {
         let (members, work) = (cluster.members().unwrap(), cluster.work().unwrap());
         self.planner
-            .update(Duration::from_secs(now), &members, &work)
+            .update(Duration::from_secs(now), &members, &work, false)
     }
 
     fn commit(&self, plans: Vec<Plan>) -> Result<(), ClusterError> {
@@ -98,6 +99,9 @@ impl Leader {
                     why,
                     refused,
                 } => self.term.answer(&asked, why, refused)?,
+                Plan::Move { placed, order } => self.term.order(&placed, order)?,
+                Plan::CancelMove { placed } => self.term.cancel_order(&placed)?,
+                Plan::Note(_) => true,
             };
         }
         Ok(())
@@ -227,6 +231,84 @@ fn a_damaged_record_of_work_stops_nothing() {
     assert_eq!(cluster.work().unwrap().damaged.len(), 3);
 }
 
+#[test]
+fn a_machine_is_pulled_together_and_drained_by_orders() {
+    let cluster = cluster();
+    for host in HOSTS {
+        live(&cluster, host);
+    }
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    let turn = |leader: &mut Leader, now| {
+        let plans = leader.plan(&cluster, now);
+        leader.commit(plans).unwrap();
+        cluster.work().unwrap().placed
+    };
+    let hosts = |parts: &[WorkPart]| -> Vec<String> {
+        parts.iter().map(|part| part.host.clone()).collect()
+    };
+    let lease = cluster.lease().unwrap();
+    let ask = |name, home, cores| {
+        let wanted = request(name, home, cores, u64::from(cores) * 1024, 16);
+        cluster.ask(&wanted, lease).unwrap()
+    };
+    let first = ask("first", "alpha", 2);
+    turn(&mut leader, 1);
+    ask("web", "alpha", 4);
+    assert_eq!(
+        hosts(&turn(&mut leader, 2)["web"].parts),
+        ["alpha", "gamma"]
+    );
+    // A drained host is left; the agent says how it went.
+    let drain = |host, draining| {
+        let cordoned = draining;
+        cluster.cordon(host, Cordon { cordoned, draining }).unwrap();
+    };
+    drain("gamma", true);
+    let web = turn(&mut leader, 3)["web"].clone();
+    let order = web.order.clone().expect("an order");
+    assert_eq!(hosts(&order.parts), ["alpha", "delta"]);
+    assert!(order.why.contains("gamma is drained"), "{}", order.why);
+    assert_eq!(turn(&mut leader, 4)["web"], web, "one order at a time");
+    cluster
+        .order_ended(&web, Err("a cable was cut".into()))
+        .unwrap();
+    let web = turn(&mut leader, 5)["web"].clone();
+    assert_eq!(web.failure.as_deref(), Some("a cable was cut"));
+    assert_eq!(web.order, None, "it is tried again later");
+    let web = turn(&mut leader, 20)["web"].clone();
+    assert_eq!((web.orders, web.order.is_some()), (2, true));
+    // A new leader adopts the order.
+    cluster.end_lease(leader.lease).unwrap();
+    let mut leader = Leader::new(&cluster, "beta", "fragbff-fewest-hosts").unwrap();
+    assert_eq!(turn(&mut leader, 1)["web"].order, web.order);
+    cluster.order_ended(&web, Ok(())).unwrap();
+    let web = turn(&mut leader, 2)["web"].clone();
+    assert_eq!((hosts(&web.parts), web.order), (hosts(&order.parts), None));
+    drain("gamma", false);
+    // Room at home: it is pulled together, unless hands are off.
+    cluster.work_ended("first", first).unwrap();
+    cluster.set_hands_off(true).unwrap();
+    let members = cluster.members().unwrap();
+    let plans = Planner::new(policy_by_name("fragbff-fewest-hosts").unwrap()).update(
+        Duration::from_secs(100),
+        &members,
+        &cluster.work().unwrap(),
+        cluster.hands_off().unwrap(),
+    );
+    assert_eq!(plans, []);
+    cluster.set_hands_off(false).unwrap();
+    turn(&mut leader, 200);
+    let web = turn(&mut leader, 201)["web"].clone();
+    let order = web.order.as_ref().expect("an order");
+    assert_eq!(hosts(&order.parts), ["alpha"]);
+    // Without an agent nothing carries it out.
+    cluster.end_lease(lease).unwrap();
+    turn(&mut leader, 202);
+    let web = turn(&mut leader, 203)["web"].clone();
+    assert_eq!((web.order, hosts(&web.parts).len()), (None, 2));
+    assert_eq!(web.failure.as_deref(), Some("its agent is gone"));
+}
+
 #[derive(Clone, Debug)]
 enum Happening {
     Ask {
@@ -241,6 +323,10 @@ enum Happening {
     AgentDies(usize),
     HostDies(usize),
     HostLives(usize),
+    /// An operator keeps work away, and maybe has all leave.
+    Cordon(usize, bool, bool),
+    /// An agent carries an order out, or cannot.
+    Carry(usize, bool),
     Turn,
     /// Another host leads between the plan of the leader and its commit.
     Deposed,
@@ -259,6 +345,10 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<usize>().prop_map(Happening::AgentDies),
         1 => (0..4_usize).prop_map(Happening::HostDies),
         2 => (0..4_usize).prop_map(Happening::HostLives),
+        2 => (0..4_usize, any::<bool>(), any::<bool>())
+            .prop_map(|(n, cordoned, draining)| Happening::Cordon(n, cordoned, draining)),
+        3 => (any::<usize>(), prop::bool::weighted(0.8))
+            .prop_map(|(n, done)| Happening::Carry(n, done)),
         6 => Just(Happening::Turn),
         1 => Just(Happening::Deposed),
         2 => any::<usize>().prop_map(Happening::EndedMeanwhile),
@@ -307,8 +397,25 @@ impl Site {
         }
     }
 
+    fn carry(&mut self, n: usize, done: bool) {
+        let work = self.cluster.work().unwrap();
+        let ordered: Vec<&Placed> = work
+            .placed
+            .values()
+            .filter(|placed| placed.order.is_some() && work.agents.contains(&placed.request.name))
+            .collect();
+        if ordered.is_empty() {
+            return;
+        }
+        let placed = ordered[n % ordered.len()];
+        let outcome = if done { Ok(()) } else { Err("no".into()) };
+        self.cluster.order_ended(placed, outcome.clone()).unwrap();
+        // Said twice, or of an order of the past: nothing happens.
+        self.cluster.order_ended(placed, outcome).unwrap();
+    }
+
     fn happens(&mut self, happening: Happening) {
-        self.now += 1;
+        self.now += 3;
         match happening {
             Happening::Ask {
                 home,
@@ -344,6 +451,11 @@ impl Site {
                     .entry(n)
                     .or_insert_with(|| live(cluster, HOSTS[n]));
             }
+            Happening::Cordon(n, cordoned, draining) => {
+                let cordon = Cordon { cordoned, draining };
+                self.cluster.cordon(HOSTS[n].0, cordon).unwrap();
+            }
+            Happening::Carry(n, done) => self.carry(n, done),
             Happening::Turn => self.turn(),
             Happening::Deposed => {
                 let plans = self.leader.plan(&self.cluster, self.now);
@@ -351,7 +463,7 @@ impl Site {
                 self.cluster.end_lease(self.leader.lease).unwrap();
                 let next = Leader::new(&self.cluster, "beta", self.policy).unwrap();
                 let old = std::mem::replace(&mut self.leader, next);
-                let nothing = plans.is_empty();
+                let nothing = plans.iter().all(|plan| matches!(plan, Plan::Note(_)));
                 match old.commit(plans) {
                     Err(ClusterError::NotLeader(_)) => {}
                     outcome => assert!(nothing, "{outcome:?}"),
@@ -381,7 +493,7 @@ impl Site {
     fn check(&self) {
         let work = self.cluster.work().unwrap();
         assert_eq!(work.damaged, [""; 0]);
-        let mut used: BTreeMap<&str, (u32, u64)> = BTreeMap::new();
+        let mut used: BTreeMap<String, (u32, u64)> = BTreeMap::new();
         let mut ids = BTreeSet::new();
         for placed in work.placed.values() {
             assert!(ids.insert(placed.id), "{} runs once", placed.id);
@@ -391,8 +503,21 @@ impl Site {
             let cores: u32 = placed.parts.iter().map(|part| part.cores).sum();
             let memory: u64 = placed.parts.iter().map(|part| part.memory_mib).sum();
             assert_eq!((cores, memory), (request.cores, request.memory_mib));
-            for part in &placed.parts {
-                let host = used.entry(&part.host).or_default();
+            // What is on the move has its room on both sides.
+            let there = placed.order.iter().flat_map(|order| &order.parts);
+            let arrives = there.map(|part| {
+                let mut here = placed.parts.iter();
+                let here = here.find(|now| now.host == part.host);
+                let (cores, mib) = here.map_or((0, 0), |now| (now.cores, now.memory_mib));
+                WorkPart {
+                    host: part.host.clone(),
+                    cores: part.cores.saturating_sub(cores),
+                    memory_mib: part.memory_mib.saturating_sub(mib),
+                }
+            });
+            let arrives: Vec<WorkPart> = arrives.collect();
+            for part in placed.parts.iter().chain(&arrives) {
+                let host = used.entry(part.host.clone()).or_default();
                 host.0 += part.cores;
                 host.1 += part.memory_mib;
             }
@@ -409,6 +534,7 @@ impl Site {
     fn finish(&mut self) {
         for n in 0..HOSTS.len() {
             self.happens(Happening::HostLives(n));
+            self.happens(Happening::Cordon(n, false, false));
         }
         for _ in 0..=self.wanted.len() {
             self.turn();
@@ -441,7 +567,8 @@ proptest! {
     #[test]
     fn leaders_come_and_go_and_no_room_is_promised_twice(
         policy in prop_oneof![
-            Just("bff"), Just("fragbff-fewest-fragmentation"), Just("fragbff-most-hosts")
+            Just("bff"), Just("fragbff-fewest-fragmentation"), Just("fragbff-most-hosts"),
+            Just("fragbff-fewest-hosts"), Just("bff-migration")
         ],
         happenings in prop::collection::vec(happening(), 1..40),
     ) {

@@ -48,6 +48,8 @@ pub enum Decision {
         name: Box<str>,
         host: HostId,
         why: Leave,
+        /// It could move, if there were room.
+        can_move: bool,
     },
     /// What is left on a host needs longer to leave than the host stays.
     TooLate {
@@ -230,10 +232,18 @@ impl Decision {
                 host_name(*host)
             ),
             Decision::Stuck {
-                name, host, why, ..
+                name,
+                host,
+                why,
+                can_move,
+                ..
             } => format!(
-                "{name} has to leave {}, which {why}, and no other host has room for its part.",
-                host_name(*host)
+                "{name} has to leave {}, which {why}, and {}.",
+                host_name(*host),
+                match can_move {
+                    true => "no other host has room for its part",
+                    false => "cannot move: end it, or wait for its end",
+                }
             ),
             Decision::TooLate { host, needed, left } => format!(
                 "{} leaves the cluster in {:.0} s, and moving what is there needs {:.0} s.",

@@ -21,8 +21,8 @@ pub enum InventoryError {
     KnownHost { id: HostId, name: Box<str> },
     #[error("there is no host with number {}", .0.0)]
     UnknownHost(HostId),
-    #[error("aggregate {} does not run where it is said to move from", .0.0)]
-    NotRunning(AggregateId),
+    #[error("not as much runs on host number {} as is said to move from it", .0.0)]
+    NotThere(HostId),
     #[error("{0} runs already")]
     RunsAlready(Box<str>),
 }
@@ -44,6 +44,11 @@ impl Aggregate {
         let after = self.placement.after(&self.moving.as_ref()?.transfers);
         let home = after.parts[0].host;
         (home != self.placement.parts[0].host).then_some(home)
+    }
+
+    /// Whether its part on that host can move to another one at all.
+    pub fn may_leave(&self, host: HostId) -> bool {
+        !self.request.fixed && self.request.home != Some(host)
     }
 
     pub fn is_spread(&self) -> bool {

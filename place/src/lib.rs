@@ -36,4 +36,4 @@ pub use policy::{
 };
 pub use request::{AggregateId, Request, RequestError};
 pub use room::Room;
-pub use scheduler::{Event, Limits, MoveResult, Scheduler};
+pub use scheduler::{Adopted, Event, Limits, MoveResult, Scheduler};

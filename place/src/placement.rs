@@ -69,6 +69,43 @@ impl Placement {
     }
 }
 
+impl Placement {
+    /// Transfers after which this is `after`. Both have the same room, and the same home.
+    pub fn transfers_to(&self, after: &Placement) -> Vec<Transfer> {
+        let less = |one: Room, other: Room| {
+            Room::new(
+                one.cores.saturating_sub(other.cores),
+                one.memory_mib.saturating_sub(other.memory_mib),
+            )
+        };
+        let mut sources: Vec<Part> = self
+            .parts
+            .iter()
+            .map(|&Part { host, room }| Part {
+                host,
+                room: less(room, after.on(host)),
+            })
+            .collect();
+        let mut transfers = Vec::new();
+        for &Part { host: to, room } in &after.parts {
+            let mut wanted = less(room, self.on(to));
+            for source in &mut sources {
+                let room = Room::new(
+                    wanted.cores.min(source.room.cores),
+                    wanted.memory_mib.min(source.room.memory_mib),
+                );
+                if room != Room::NONE {
+                    let from = source.host;
+                    transfers.push(Transfer { from, to, room });
+                    source.room -= room;
+                    wanted -= room;
+                }
+            }
+        }
+        transfers
+    }
+}
+
 /// Cores and memory that go from one host to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {

@@ -67,17 +67,24 @@ pub enum Event {
     Deadline(HostId, Option<Duration>),
     /// A host lends more or less than before.
     Capacity(HostId, Room),
-    /// An aggregate runs that this scheduler did not start: an earlier one did. All its hosts
-    /// have joined; they are taken to have room for it.
-    Running(Request, Placement),
-    /// An aggregate of [`Event::Running`] is on the move already.
-    Moving(Move),
+    /// Aggregates run that this scheduler did not start: an earlier one did. All at once, so
+    /// that nothing is decided before all of them are known.
+    Adopted(Vec<Adopted>),
     Requested(Request),
     /// It has ended, or is not wanted any more.
     Ended(AggregateId),
     MoveEnded(AggregateId, MoveResult),
     /// Nothing; time went by until [`Scheduler::next_wake`].
     Passed,
+}
+
+/// An aggregate that runs already. All its hosts have joined; they are taken to have room for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    pub request: Request,
+    pub placement: Placement,
+    /// What of it is on the move.
+    pub transfers: Vec<Transfer>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +165,11 @@ impl Scheduler {
         self.moving.len()
     }
 
+    /// How many moves that nothing forces may be under way. 0: none.
+    pub fn set_moves_max(&mut self, moves_max: usize) {
+        self.limits.moves_max = moves_max;
+    }
+
     /// When [`Event::Passed`] may change something, if nothing else happens before.
     pub fn next_wake(&self) -> Option<Duration> {
         self.later.first().map(|&(at, _)| at)
@@ -215,8 +227,14 @@ impl Scheduler {
                     self.got_room([id]);
                 }
             }
-            Event::Running(request, placement) => self.adopt(now, request, placement)?,
-            Event::Moving(moving) => self.adopt_move(moving)?,
+            Event::Adopted(adopted) => {
+                for each in &adopted {
+                    self.check_adopted(each)?;
+                }
+                for each in adopted {
+                    self.adopt(now, each);
+                }
+            }
             Event::Requested(request) => return Ok(self.requested(request, decisions)),
             Event::Ended(id) => self.ended(id),
             Event::MoveEnded(id, result) => self.move_ended(now, id, result, decisions),
@@ -232,47 +250,53 @@ impl Scheduler {
             .ok_or(InventoryError::UnknownHost(id))
     }
 
-    fn adopt(
-        &mut self,
-        now: Duration,
-        request: Request,
-        placement: Placement,
-    ) -> Result<(), InventoryError> {
-        for part in &placement.parts {
-            self.known(part.host)?;
+    fn check_adopted(&self, adopted: &Adopted) -> Result<(), InventoryError> {
+        let Adopted {
+            request,
+            placement,
+            transfers,
+        } = adopted;
+        let hosts = placement.parts.iter().map(|part| part.host);
+        for host in hosts.chain(transfers.iter().map(|transfer| transfer.to)) {
+            self.known(host)?;
         }
-        if self.cluster.aggregate(request.id).is_some() {
-            return Err(InventoryError::RunsAlready(request.name));
+        let mut left = placement.clone();
+        for transfer in transfers {
+            let part = left
+                .parts
+                .iter_mut()
+                .find(|part| part.host == transfer.from);
+            let part = part.filter(|part| part.room.holds(transfer.room));
+            part.ok_or(InventoryError::NotThere(transfer.from))?.room -= transfer.room;
         }
+        match self.cluster.aggregate(request.id) {
+            Some(_) => Err(InventoryError::RunsAlready(request.name.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn adopt(&mut self, now: Duration, adopted: Adopted) {
+        let Adopted {
+            request,
+            placement,
+            transfers,
+        } = adopted;
         self.queue.remove(request.id);
         for part in &placement.parts {
             self.have_room(part.host, part.room);
         }
+        let aggregate = request.id;
         self.cluster.start(request, placement, now);
-        Ok(())
-    }
-
-    fn adopt_move(&mut self, moving: Move) -> Result<(), InventoryError> {
-        for transfer in &moving.transfers {
-            self.known(transfer.to)?;
+        if !transfers.is_empty() {
+            for transfer in &transfers {
+                self.have_room(transfer.to, transfer.room);
+            }
+            let moving = Move {
+                aggregate,
+                transfers,
+            };
+            self.note_move(moving, true);
         }
-        let id = moving.aggregate;
-        let known = self
-            .cluster
-            .aggregate(id)
-            .ok_or(InventoryError::NotRunning(id))?;
-        let has_all = moving
-            .transfers
-            .iter()
-            .all(|transfer| known.placement.on(transfer.from).holds(transfer.room));
-        if known.moving.is_some() || !has_all {
-            return Err(InventoryError::NotRunning(id));
-        }
-        for transfer in &moving.transfers {
-            self.have_room(transfer.to, transfer.room);
-        }
-        self.note_move(moving, true);
-        Ok(())
     }
 
     /// What is there already has room.
@@ -503,6 +527,7 @@ impl Scheduler {
                 if aggregate.moving.is_some() || !here || waits {
                     continue;
                 }
+                let can_move = aggregate.may_leave(host);
                 let Some(moving) = self.away_from(host, aggregate) else {
                     if self.stuck.insert((id, host)) {
                         decisions.push(Decision::Stuck {
@@ -510,6 +535,7 @@ impl Scheduler {
                             name,
                             host,
                             why: why.clone(),
+                            can_move,
                         });
                     }
                     continue;
@@ -537,7 +563,7 @@ impl Scheduler {
     /// How an aggregate's part leaves a host: to a host that has another part of it, else
     /// as the policy would start it.
     fn away_from(&self, host: HostId, aggregate: &Aggregate) -> Option<Move> {
-        if aggregate.request.fixed || aggregate.request.home == Some(host) {
+        if !aggregate.may_leave(host) {
             return None;
         }
         let part = aggregate.placement.on(host);

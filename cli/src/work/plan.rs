@@ -23,7 +23,8 @@ pub fn show_trial(request: &WorkRequest) -> anyhow::Result<ExitCode> {
             request.name.clone()
         ));
     }
-    let plans = planner()?.update(Duration::ZERO, &members, &work.with_trial(request.clone()));
+    let work = work.with_trial(request.clone());
+    let plans = planner()?.update(Duration::ZERO, &members, &work, true);
     for plan in plans {
         match plan {
             Plan::Place { asked, why, .. } if asked.request == *request => {
@@ -91,7 +92,7 @@ pub fn show(json: bool) -> anyhow::Result<ExitCode> {
     let (members, work) = (cluster.members()?, cluster.work()?);
     let mut planner = planner()?;
     // What it would answer now: what the leader said may be older.
-    let plans = planner.update(Duration::ZERO, &members, &work);
+    let plans = planner.update(Duration::ZERO, &members, &work, true);
     let overview = Overview {
         cluster: &cluster.identity().name,
         policy: POLICY,
@@ -153,6 +154,7 @@ fn waits<'a>(work: &'a Work, plans: &[Plan]) -> Vec<WaitLine<'a>> {
             Plan::Place { asked: of, why, .. } | Plan::Answer { asked: of, why, .. } => {
                 (of.id == asked.id).then_some(why)
             }
+            _ => None,
         });
         WaitLine {
             name: &request.name,

@@ -133,7 +133,8 @@ impl Candidate {
             cluster.renew(lease)?;
             self.check_member(cluster)?;
             let (members, work) = (cluster.members()?, cluster.work()?);
-            for plan in planner.update(begun.elapsed(), &members, &work) {
+            let hands_off = cluster.hands_off()?;
+            for plan in planner.update(begun.elapsed(), &members, &work, hands_off) {
                 self.commit(term, plan)?;
             }
             cluster.wait_for_work(work.revision, TURN)?;
@@ -149,6 +150,15 @@ impl Candidate {
                 why,
                 refused,
             } => (term.answer(&asked, why.clone(), refused)?, why),
+            Plan::Move { placed, order } => {
+                let why = order.why.clone();
+                (term.order(&placed, order)?, why)
+            }
+            Plan::CancelMove { placed } => {
+                let why = format!("{} cannot move: its agent is gone", placed.request.name);
+                (term.cancel_order(&placed)?, why)
+            }
+            Plan::Note(why) => (true, why),
         };
         if done {
             self.shared.say(&format!("cluster: {why}"));

@@ -274,28 +274,39 @@ fn a_forced_move_that_failed_is_tried_again_later() {
 #[test]
 fn a_new_scheduler_adopts_what_runs_and_what_moves() {
     let mut s = cluster(policy_by_name("fragbff-fewest-hosts").unwrap(), &[4, 4]);
-    let placement = Placement::whole(HostId(0), request(1, 6).room);
-    let running = || Event::Running(request(1, 6), placement.clone());
-    step(&mut s, 0, running());
-    assert_eq!(
-        s.cluster().host(HostId(0)).capacity.cores,
-        6,
-        "it runs there"
-    );
-    assert!(s.step(at(0), running()).is_err());
-    let moving = |from, to, cores| Move {
-        aggregate: AggregateId(1),
+    let adopted = |id, cores, from, to, moved| Adopted {
+        placement: Placement::whole(HostId(0), request(id, cores).room),
+        request: request(id, cores),
         transfers: vec![Transfer {
             from: HostId(from),
             to: HostId(to),
-            room: request(1, cores).room,
+            room: request(id, moved).room,
         }],
     };
-    assert!(s.step(at(1), Event::Moving(moving(1, 0, 1))).is_err());
-    s.step(at(1), Event::Moving(moving(0, 1, 6))).unwrap();
-    assert!(s.step(at(1), Event::Moving(moving(0, 1, 6))).is_err());
-    assert_eq!((free(&s, 0), free(&s, 1)), (0, 0));
+    for wrong in [
+        adopted(1, 6, 1, 0, 1),
+        adopted(1, 6, 0, 1, 7),
+        adopted(1, 6, 0, 7, 1),
+    ] {
+        assert!(s.step(at(0), Event::Adopted(vec![wrong])).is_err());
+    }
+    assert_eq!(s.cluster().aggregates().count(), 0);
+    let drain = Event::Cordoned {
+        host: HostId(0),
+        cordoned: true,
+        drain: true,
+    };
+    step(&mut s, 0, drain);
+    let both = || vec![adopted(1, 6, 0, 1, 6), adopted(2, 1, 0, 1, 1)];
+    let decisions = s.step(at(1), Event::Adopted(both())).unwrap();
+    assert_eq!(decisions, [], "both move already");
+    assert!(s.step(at(1), Event::Adopted(both())).is_err());
+    assert_eq!(
+        s.cluster().host(HostId(1)).capacity.cores,
+        7,
+        "it moves there"
+    );
     let done = MoveResult::Done { took: at(1) };
     step(&mut s, 2, Event::MoveEnded(AggregateId(1), done));
-    assert_eq!((home_of(&s, 1), free(&s, 0)), (1, 6));
+    assert_eq!((home_of(&s, 1), home_of(&s, 2), free(&s, 1)), (1, 0, 0));
 }
