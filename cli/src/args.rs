@@ -202,6 +202,29 @@ pub enum NodeCommand {
         #[arg(long, value_name = "N")]
         slices: Option<u32>,
     },
+    /// Keep new work of the cluster away from a host
+    Cordon {
+        /// Its name in the cluster [default: this host]
+        host: Option<String>,
+    },
+    /// Have all work of the cluster leave a host, and wait until it has
+    ///
+    /// Machines move their part to other hosts, while their guests run. Programs, and the first
+    /// part of each machine, which has its launcher, cannot move: the command names them, and
+    /// waits until they end.
+    Drain {
+        /// Its name in the cluster [default: this host]
+        host: Option<String>,
+        /// How long to wait; then the exit code is 1, and the host is still drained [default:
+        /// until nothing is there]
+        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+        wait: Option<Duration>,
+    },
+    /// Let new work of the cluster come to a host again
+    Uncordon {
+        /// Its name in the cluster [default: this host]
+        host: Option<String>,
+    },
     /// Show what nodes have and lend
     List {
         /// Hosts to ask [default: every trusted node]
@@ -252,6 +275,12 @@ pub enum ClusterCommand {
     Forget {
         /// The name, as `weft plan` shows it
         name: String,
+    },
+    /// Keep the cluster from moving machines by itself, or let it
+    HandsOff {
+        /// `on`: it moves nothing by itself; `off`: it pulls machines together where there is room
+        #[arg(value_parser = clap::builder::BoolishValueParser::new())]
+        hands_off: bool,
     },
     /// Ask for room beside a launcher, which starts this command
     #[command(hide = true)]

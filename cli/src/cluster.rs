@@ -27,6 +27,7 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
         ClusterCommand::Join { token, store, host } => join(token.as_deref(), &store, &host)?,
         ClusterCommand::Leave { host } => leave(host.as_deref())?,
         ClusterCommand::Forget { name } => crate::work::forget(&name)?,
+        ClusterCommand::HandsOff { hands_off } => crate::work::hands_off(hands_off)?,
         ClusterCommand::Agent => return crate::work::agent::run(),
         ClusterCommand::Status { json } => status(json)?,
     }

@@ -12,6 +12,7 @@ use weft_node::size::format_bytes;
 
 use crate::args::NodeCommand;
 use crate::table::{self, Align};
+use crate::work;
 
 /// Does what was asked.
 pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
@@ -33,6 +34,9 @@ pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
             slices,
             ..DaemonOptions::default()
         }),
+        NodeCommand::Cordon { host } => work::cordon(host),
+        NodeCommand::Drain { host, wait } => work::drain(host, wait),
+        NodeCommand::Uncordon { host } => work::uncordon(host),
         NodeCommand::List { hosts, json } => list(&hosts, json),
     }
 }

@@ -17,6 +17,9 @@ use crate::args::RunArgs;
 use crate::values::StatsArg;
 use crate::{summary, watch, work};
 
+/// The aggregate did not start.
+const EXIT_SETUP: u8 = 125;
+
 /// Runs the program and ends this process as the program ended.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     // Opened first: a summary that cannot be written is better known before
@@ -30,15 +33,21 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     };
     let mut options = args.to_options();
     if args.place.cluster {
-        let request = request(args)?;
+        let request = match request(args) {
+            Ok(request) => request,
+            Err(error) => {
+                eprintln!("weft: {error:#}");
+                return Ok(ExitCode::from(EXIT_SETUP));
+            }
+        };
         if args.place.dry_run {
             return work::show_trial(&request);
         }
-        match work::place(request, args.place.wait) {
+        match work::place(request, args.place.wait, None) {
             Ok(parts) => put_on(&mut options, &parts),
             Err(error) => {
                 eprintln!("weft: {error:#}");
-                return Ok(ExitCode::from(125));
+                return Ok(ExitCode::from(EXIT_SETUP));
             }
         }
     }

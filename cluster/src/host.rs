@@ -1,5 +1,6 @@
 //! Hosts as the cluster knows them.
 
+use crate::bounds::CORES_MAX;
 use crate::{ClusterError, HOSTS, HOSTS_MAX, KEYS, NUMBERS, json};
 use serde::{Deserialize, Serialize};
 use weft_store::{Change, Entry};
@@ -58,7 +59,8 @@ pub(crate) fn read(entry: &Entry) -> Option<HostRecord> {
     let record: HostRecord = serde_json::from_slice(&entry.value).ok()?;
     let fine = entry.key.strip_prefix(HOSTS) == Some(&record.name)
         && check_name(&record.name).is_ok()
-        && record.number < HOSTS_MAX;
+        && record.number < HOSTS_MAX
+        && record.cores <= CORES_MAX;
     fine.then_some(record)
 }
 

@@ -11,6 +11,7 @@
 //! | `weft/key/KEY` | the name of the host with that public key | the host leaves |
 //! | `weft/number/N` | the name of the host with that number | the host leaves |
 //! | `weft/alive/NAME` | [`HostReport`] | the host's lease ends |
+//! | `weft/last-number` | the number that the newest host got | for ever |
 //! | `weft/cordon/NAME` | [`Cordon`] | an operator ends it, or the host leaves |
 //! | `weft/hands-off` | nothing: the cluster moves nothing by itself | an operator ends it |
 //! | `weft/leader` | [`Leader`] | the leader's lease ends |
@@ -53,6 +54,7 @@ const HOSTS: &str = "weft/host/";
 const KEYS: &str = "weft/key/";
 const NUMBERS: &str = "weft/number/";
 const ALIVE: &str = "weft/alive/";
+const LAST_NUMBER: &str = "weft/last-number";
 const LEADER: &str = "weft/leader";
 const CORDONS: &str = "weft/cordon/";
 const HANDS_OFF: &str = "weft/hands-off";
@@ -176,8 +178,8 @@ impl Cluster {
         Err(ClusterError::Busy)
     }
 
-    /// The next free number after that of the newest member. What ran for a host that has left
-    /// may still have the user id that was derived from its number.
+    /// The next free number after the one that was given out last. What ran for a host that has
+    /// left may still have the user id that was derived from its number.
     fn free_number(&self) -> Result<u32, ClusterError> {
         let taken: BTreeSet<String> = self
             .store
@@ -186,11 +188,9 @@ impl Cluster {
             .into_iter()
             .map(|entry| entry.key)
             .collect();
-        let newest = self
-            .members()?
-            .into_iter()
-            .max_by_key(|member| member.revision);
-        let from = newest.map_or(0, |newest| newest.record.number + 1);
+        let last = self.store.get(LAST_NUMBER)?;
+        let last = last.and_then(|entry| lossy(&entry.value).parse::<u32>().ok());
+        let from = last.unwrap_or(0) + 1;
         let mut numbers = (0..HOSTS_MAX).map(|step| (from + step) % HOSTS_MAX);
         let free = numbers.find(|number| !taken.contains(&format!("{NUMBERS}{number}")));
         free.ok_or(ClusterError::Full)
@@ -206,7 +206,8 @@ impl Cluster {
         let [host, key, _] = record.keys();
         let mut conditions = vec![Condition::Unchanged(token_key.clone(), entry.revision)];
         conditions.extend(record.keys().map(Condition::Absent));
-        let mut changes = vec![Change::delete(&token_key)];
+        let last = Change::put(LAST_NUMBER, record.number.to_string());
+        let mut changes = vec![Change::delete(&token_key), last];
         changes.extend(record.entries());
         match self.store.commit(&conditions, &changes) {
             Ok(Committed::Done(_)) => return Ok(true),

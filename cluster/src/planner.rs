@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weft_place::{
     Adopted, AggregateId, Costs, Decision, Event, Host, HostId, Inventory, InventoryError, Limits,
-    Move, MoveResult, Part, Placement, Policy, Request, Room, Scheduler,
+    MoveResult, Part, Placement, Policy, Refused, Request, Room, Scheduler,
 };
 
 /// What the leader is to commit.
@@ -41,6 +41,8 @@ pub struct Planner {
     scheduler: Scheduler,
     /// Hosts that the scheduler knows, by their numbers.
     hosts: BTreeMap<HostId, String>,
+    /// The numbers of the members.
+    members: BTreeMap<String, HostId>,
     /// What was said of them last.
     cordons: BTreeMap<HostId, Cordon>,
     /// When moves were ordered.
@@ -53,13 +55,21 @@ pub struct Planner {
 /// How a cluster chooses hosts: FragVisor's policy (section 6.5).
 pub const POLICY: &str = "fragbff-fewest-hosts";
 
-/// Of what a host lends, a slice takes its memory, a quarter of that, and 64 MiB. A host is
-/// taken to have as many slices as cores.
-const SLICE_MIB: u64 = 64;
+/// What a slice takes of what its host lends, at most, in MiB: that of a machine. A slice of a
+/// program takes less. Its memory and a quarter of that for pages of others, 72 MiB for each
+/// vCPU; of all of that a quarter more, and 64 MiB.
+fn lent_mib(room: Room) -> u64 {
+    let budget = room.memory_mib + (room.memory_mib / 4).max(64) + 72 * u64::from(room.cores);
+    budget + budget / 4 + 64
+}
 
-/// What a slice takes of what its host lends.
-fn lent_mib(memory_mib: u64) -> u64 {
-    memory_mib + memory_mib / 4 + SLICE_MIB
+/// What a host offers that lends so much, with so many slices at a time: the inverse of
+/// [`lent_mib`], and no more cores than it has.
+fn offers(lends_mib: u64, cores: u32, slices: u64) -> Room {
+    let for_cores = 90 * u64::from(cores);
+    let for_slices = 144 * slices.max(u64::from(cores));
+    let memory_mib = lends_mib.saturating_sub(for_cores + for_slices) * 16 / 25;
+    Room::new(cores, memory_mib)
 }
 
 /// What a host offers to the cluster: nothing where it does not live. What it lends beside the
@@ -69,24 +79,49 @@ fn offered(member: &Member, work: &Work) -> Room {
         return Room::NONE;
     };
     let name = &member.record.name;
-    let slices = work
-        .placed
-        .values()
-        .flat_map(|placed| placed.parts.iter().skip(1));
+    let slices = work.placed.values().flat_map(|placed| {
+        let arriving = placed.order.iter().flat_map(|order| &order.parts);
+        placed.parts.iter().chain(arriving)
+    });
     let here = slices.filter(|part| part.host == *name);
-    let ours: u64 = here.map(|part| lent_mib(part.memory_mib)).sum();
+    let (count, ours) = here.fold((0, 0), |(count, mib), part| {
+        (count + 1, mib + lent_mib(part.room()))
+    });
     let others = (report.lent_bytes >> 20).saturating_sub(ours);
     let lends = (report.lends_bytes >> 20).saturating_sub(others);
-    let cores = member.record.cores;
-    let memory_mib = lends.saturating_sub(SLICE_MIB * u64::from(cores)) * 4 / 5;
-    Room::new(cores, memory_mib)
+    offers(lends, member.record.cores, count)
+}
+
+/// What a host may offer some time: as much as it lends, all of its memory where it does not live.
+fn possible(member: &Member) -> Room {
+    let lends = member.report.as_ref().map(|report| report.lends_bytes);
+    let bytes = lends.unwrap_or(member.record.memory_bytes);
+    offers(bytes >> 20, member.record.cores, 0)
+}
+
+/// The members with all that they may offer some time.
+fn largest(members: &[Member]) -> Inventory {
+    let mut all = Inventory::new();
+    for member in members {
+        let id = HostId(member.record.number);
+        let host = Host::new(id, &member.record.name[..], possible(member));
+        // Members have numbers of their own.
+        let _ = all.add(host, true);
+    }
+    all
 }
 
 impl Planner {
     pub fn new(policy: Box<dyn Policy>) -> Planner {
+        let limits = Limits {
+            // A host that lends nothing now may lend later.
+            refuse_larger: false,
+            ..Limits::default()
+        };
         Planner {
-            scheduler: Scheduler::new(policy, Costs::default(), Limits::default()),
+            scheduler: Scheduler::new(policy, Costs::default(), limits),
             hosts: BTreeMap::new(),
+            members: BTreeMap::new(),
             cordons: BTreeMap::new(),
             ordered: BTreeMap::new(),
             waiting: BTreeSet::new(),
@@ -132,24 +167,27 @@ impl Planner {
         if !adopted.is_empty() {
             self.step(now, [Event::Adopted(adopted)], &mut decisions);
         }
+        let largest = largest(members);
         for (id, request) in &asked {
-            if self.waiting.contains(id) || self.refused.contains(id) {
+            if self.refused.contains(id) {
                 continue;
             }
-            let home = self.host_of(&request.request.home);
-            let lives = |home: &HostId| !self.inventory().host(*home).cordoned;
-            let Some(home) = home.filter(lives) else {
-                self.refused.insert(*id);
-                decisions.push(Decision::Refuse {
-                    id: *id,
-                    name: request.request.name.clone().into(),
-                    why: weft_place::Refused::NoHome,
-                });
-                continue;
+            let wanted = self
+                .host_of(&request.request.home)
+                .map(|home| to_request(*id, &request.request, home));
+            // What waits may have become impossible: a host lends less than was thought.
+            let event = match self.refusal(wanted.as_ref(), &largest) {
+                Some(why) => {
+                    self.refused.insert(*id);
+                    let name = request.request.name.clone().into();
+                    decisions.push(Decision::Refuse { id: *id, name, why });
+                    self.waiting.remove(id).then_some(Event::Ended(*id))
+                }
+                None => wanted
+                    .filter(|_| self.waiting.insert(*id))
+                    .map(Event::Requested),
             };
-            self.waiting.insert(*id);
-            let event = Event::Requested(to_request(*id, &request.request, home));
-            self.step(now, [event], &mut decisions);
+            self.step(now, event, &mut decisions);
         }
         self.step(now, [Event::Passed], &mut decisions);
         for decision in &decisions {
@@ -159,6 +197,18 @@ impl Planner {
             plans.extend(self.plan(decision, &asked, work));
         }
         plans
+    }
+
+    /// Why a request can never be placed: the empty cluster would not hold it.
+    fn refusal(&self, wanted: Option<&Request>, largest: &Inventory) -> Option<Refused> {
+        let Some(wanted) = wanted else {
+            return Some(Refused::NoHome);
+        };
+        let hosts_max = self.scheduler.hosts_max(wanted);
+        (!largest.could_hold(wanted, hosts_max)).then(|| Refused::LargerThanCluster {
+            capacity: largest.capacity(),
+            hosts_max,
+        })
     }
 
     /// Orders that were carried out or failed since, and those that nothing carries out.
@@ -226,9 +276,15 @@ impl Planner {
         }
     }
 
+    /// A member, else a host that has left while something runs there.
     fn host_of(&self, name: &str) -> Option<HostId> {
-        let mut hosts = self.hosts.iter();
-        hosts.find(|(_, known)| *known == name).map(|(&id, _)| id)
+        let left = || {
+            let mut hosts = self.hosts.iter();
+            hosts.find(|(_, known)| *known == name).map(|(&id, _)| id)
+        };
+        let member = self.members.get(name).copied();
+        let known = member.filter(|id| self.hosts.get(id).is_some_and(|known| known == name));
+        known.or_else(left)
     }
 
     /// What has ended, or is not asked for any more.
@@ -272,6 +328,10 @@ impl Planner {
         let there: BTreeMap<HostId, &Member> = members
             .iter()
             .map(|member| (HostId(member.record.number), member))
+            .collect();
+        self.members = members
+            .iter()
+            .map(|member| (member.record.name.clone(), HostId(member.record.number)))
             .collect();
         let known = std::mem::take(&mut self.hosts);
         for (id, name) in known {
@@ -382,6 +442,19 @@ impl Planner {
             return None;
         };
         let asked = (*asked.get(id)?).clone();
+        let home = self.host_of(&asked.request.home);
+        let silent = home.is_some_and(|home| self.inventory().host(home).capacity == Room::NONE);
+        let why = match decision {
+            Decision::Delay { name, .. } if silent => format!(
+                "{name} waits: {}, where it starts, lends nothing: run `weft node start` there.",
+                asked.request.home
+            ),
+            _ => why,
+        };
+        let answer = work.answer(&asked.request.name, asked.id);
+        if answer.is_some_and(|answer| answer.why == why) {
+            return None;
+        }
         let refused = matches!(decision, Decision::Refuse { .. });
         let Decision::Start { placement, .. } = decision else {
             return Some(Plan::Answer {

@@ -86,8 +86,19 @@ impl WorkRequest {
             && self.memory_mib > 0
             && (1..=WORK_HOSTS_MAX).contains(&self.hosts_max)
             && self.priority <= PRIORITY_MAX
+            && [
+                &self.user,
+                &self.mark.boot,
+                &self.mark.namespace,
+                &self.mark.nonce,
+            ]
+            .iter()
+            .all(|word| word.len() <= WORD_MAX)
     }
 }
+
+/// The longest user name or part of a mark, in bytes.
+const WORD_MAX: usize = 256;
 
 fn is_sound(room: Room) -> bool {
     room.cores <= CORES_MAX && room.memory_mib <= MEMORY_MIB_MAX
@@ -310,10 +321,17 @@ impl Cluster {
         Ok(work)
     }
 
-    /// Says under a new lease that an agent lives whose lease had run out.
-    pub fn agent_lives(&self, name: &str, lease: LeaseId) -> Result<(), ClusterError> {
+    /// Says under a new lease that the agent of what is placed lives, whose lease had run out.
+    /// Does nothing where the name has another number by now.
+    pub fn agent_lives(&self, name: &str, id: u64, lease: LeaseId) -> Result<(), ClusterError> {
+        let Some(placed) = self.placed(name, id)? else {
+            return Ok(());
+        };
+        let key = format!("{PLACED}{name}");
+        let condition = Condition::Unchanged(key, placed.revision);
         let change = Change::put_leased(format!("{AGENT}{name}"), "", lease);
-        self.store.commit(&[], &[change])?;
+        // Refused: it has just changed, and the next turn says it again.
+        self.store.commit(&[condition], &[change])?;
         Ok(())
     }
 

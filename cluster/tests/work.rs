@@ -14,7 +14,7 @@ use weft_store::{Embedded, LeaseId};
 
 const HOSTS: [(&str, u32); 4] = [("alpha", 4), ("beta", 8), ("gamma", 2), ("delta", 6)];
 /// What a host lends for each core, so that it offers 1 GiB for each.
-const LENDS_MIB: u64 = 1024 * 5 / 4 + 64;
+const LENDS_MIB: u64 = 1024 * 25 / 16 + 90 + 144;
 
 fn cluster() -> Cluster {
     let store = Arc::new(Embedded::in_memory().unwrap());
@@ -37,15 +37,20 @@ fn cluster() -> Cluster {
     cluster
 }
 
-fn live(cluster: &Cluster, (name, cores): (&str, u32)) -> LeaseId {
+fn live(cluster: &Cluster, host: (&str, u32)) -> LeaseId {
     let lease = cluster.lease().unwrap();
+    report(cluster, host, lease, 0);
+    lease
+}
+
+fn report(cluster: &Cluster, (name, cores): (&str, u32), lease: LeaseId, lent_mib: u64) {
     let report = HostReport {
-        lends_bytes: u64::from(cores) * LENDS_MIB << 20,
+        lends_bytes: (u64::from(cores) * LENDS_MIB) << 20,
+        lent_bytes: lent_mib << 20,
         ..HostReport::default()
     };
     let key = format!("weft-key-{name}");
     cluster.report(name, &key, &report, lease).unwrap();
-    lease
 }
 
 fn request(name: &str, home: &str, cores: u32, memory_mib: u64, hosts_max: u32) -> WorkRequest {
@@ -166,7 +171,7 @@ fn what_waits_is_told_why_and_what_cannot_be_is_refused() {
     let first = ask("first", "alpha", 3, 16);
     let whole = ask("whole", "alpha", 4, 1);
     let behind = ask("behind", "beta", 1, 16);
-    let large = ask("large", "alpha", 13, 16);
+    let large = ask("large", "alpha", 21, 16);
     let dead = ask("dead", "gamma", 1, 16);
     let plans = leader.plan(&cluster, 1);
     leader.commit(plans).unwrap();
@@ -189,7 +194,7 @@ fn what_waits_is_told_why_and_what_cannot_be_is_refused() {
     );
     says("behind", behind, false, "1 asked before it");
     says("large", large, true, "ask for less");
-    says("dead", dead, true, "lends nothing");
+    says("dead", dead, false, "gamma, where it starts, lends nothing");
     assert_eq!(work.answer("first", first), None);
     // The agents withdraw what was refused; the first one ends.
     cluster.work_ended("first", first).unwrap();
@@ -323,6 +328,8 @@ enum Happening {
     AgentDies(usize),
     HostDies(usize),
     HostLives(usize),
+    /// It has lent so much, for others than the cluster's work or for what has ended.
+    Lent(usize, u64),
     /// An operator keeps work away, and maybe has all leave.
     Cordon(usize, bool, bool),
     /// An agent carries an order out, or cannot.
@@ -347,7 +354,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => (0..4_usize).prop_map(Happening::HostLives),
         2 => (0..4_usize, any::<bool>(), any::<bool>())
             .prop_map(|(n, cordoned, draining)| Happening::Cordon(n, cordoned, draining)),
-        3 => (any::<usize>(), prop::bool::weighted(0.8))
+        2 => (0..4_usize, 0..8000_u64).prop_map(|(n, mib)| Happening::Lent(n, mib)),
+        6 => (any::<usize>(), prop::bool::weighted(0.8))
             .prop_map(|(n, done)| Happening::Carry(n, done)),
         6 => Just(Happening::Turn),
         1 => Just(Happening::Deposed),
@@ -451,6 +459,11 @@ impl Site {
                     .entry(n)
                     .or_insert_with(|| live(cluster, HOSTS[n]));
             }
+            Happening::Lent(n, lent_mib) => {
+                if let Some(lease) = self.alive.get(&n) {
+                    report(&self.cluster, HOSTS[n], *lease, lent_mib);
+                }
+            }
             Happening::Cordon(n, cordoned, draining) => {
                 let cordon = Cordon { cordoned, draining };
                 self.cluster.cordon(HOSTS[n].0, cordon).unwrap();
@@ -530,10 +543,19 @@ impl Site {
         }
     }
 
+    /// Nothing is refused that its home alone could hold.
+    fn check_refused(&self, request: &WorkRequest) {
+        let home = HOSTS.iter().find(|(name, _)| *name == request.home);
+        let (_, cores) = home.unwrap();
+        let fits = request.cores <= *cores && request.memory_mib <= u64::from(*cores) * 1024;
+        assert!(!fits, "{request:?} was refused");
+    }
+
     /// All hosts live and what runs ends: then nothing waits.
     fn finish(&mut self) {
         for n in 0..HOSTS.len() {
             self.happens(Happening::HostLives(n));
+            self.happens(Happening::Lent(n, 0));
             self.happens(Happening::Cordon(n, false, false));
         }
         for _ in 0..=self.wanted.len() {
@@ -550,6 +572,9 @@ impl Site {
                 .map(|(name, _)| name.clone())
                 .collect();
             for name in done {
+                if let Some(request) = work.asked.iter().find(|asked| asked.request.name == name) {
+                    self.check_refused(&request.request);
+                }
                 let (id, lease) = self.wanted.remove(&name).unwrap();
                 self.cluster.end_lease(lease).unwrap();
                 self.cluster.work_ended(&name, id).unwrap();

@@ -32,7 +32,8 @@ pub fn show(mark: &Mark, role: &str) -> io::Result<UnixDatagram> {
     UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
-/// Whether nobody shows it any more. A mark of another network namespace cannot be judged here:
+/// Whether nobody shows it any more. The kernel's list can lack a socket while others close:
+/// ask twice. A mark of another network namespace cannot be judged here:
 /// it counts as shown.
 pub fn is_gone(mark: &Mark) -> io::Result<bool> {
     if mark.boot != boot()? {
@@ -42,8 +43,10 @@ pub fn is_gone(mark: &Mark) -> io::Result<bool> {
         return Ok(false);
     }
     let shown = format!("@{PREFIX}{}-", mark.nonce);
-    let sockets = fs::read_to_string("/proc/net/unix")?;
-    Ok(!sockets.contains(&shown))
+    // Names of others are any bytes.
+    let sockets = fs::read("/proc/net/unix")?;
+    let mut names = sockets.windows(shown.len());
+    Ok(!names.any(|name| name == shown.as_bytes()))
 }
 
 fn boot() -> io::Result<String> {

@@ -34,6 +34,8 @@ pub struct Limits {
     pub hold: Duration,
     /// How many waiting requests behind the first may start before it.
     pub backfill: usize,
+    /// Requests are refused that empty hosts would not hold. Else they wait until hosts lend more.
+    pub refuse_larger: bool,
     /// So long before its deadline a host is left.
     pub notice: Duration,
 }
@@ -46,6 +48,7 @@ impl Default for Limits {
             moves_of_host_max: 2,
             hold: Duration::from_secs(10),
             backfill: 0,
+            refuse_larger: true,
             notice: Duration::from_secs(300),
         }
     }
@@ -314,6 +317,7 @@ impl Scheduler {
         let id = request.id;
         let hosts_max = self.hosts_max(&request);
         let known = self.queue.contains(id) || self.cluster.aggregate(id).is_some();
+        let larger = self.limits.refuse_larger && !self.cluster.could_hold(&request, hosts_max);
         let wrong = match request.check() {
             Err(error) => Some(Refused::Wrong(error)),
             Ok(()) if known => Some(Refused::Wrong(RequestError::KnownAggregate(
@@ -323,12 +327,10 @@ impl Scheduler {
                 Some(Refused::NoHome)
             }
             Ok(()) if !self.cluster.has_host_with(&request.devices) => Some(Refused::NoDevices),
-            Ok(()) if !self.cluster.could_hold(&request, hosts_max) => {
-                Some(Refused::LargerThanCluster {
-                    capacity: self.cluster.capacity(),
-                    hosts_max,
-                })
-            }
+            Ok(()) if larger => Some(Refused::LargerThanCluster {
+                capacity: self.cluster.capacity(),
+                hosts_max,
+            }),
             Ok(()) if self.queue.len() >= self.limits.queue_max => Some(Refused::QueueFull {
                 waiting: self.queue.len(),
             }),
@@ -346,7 +348,7 @@ impl Scheduler {
     }
 
     /// Over how many hosts the policy may spread it.
-    fn hosts_max(&self, request: &Request) -> u32 {
+    pub fn hosts_max(&self, request: &Request) -> u32 {
         match self.policy.spreads() {
             true => request.hosts_max,
             false => 1,
@@ -736,8 +738,11 @@ impl Scheduler {
             let plain = request.devices.is_empty() && request.features == Features::default();
             let plain = plain && request.home.is_none();
             let is_known = plain && failed.contains(&shape);
-            // Hosts lend less than when it was asked for: nobody waits behind it.
-            let hopeless = !self.cluster.could_hold(request, self.hosts_max(request));
+            // Its home takes nothing, or hosts lend less than when it was asked for: nothing
+            // waits behind it.
+            let home = request.home;
+            let away = home.is_some_and(|id| !self.cluster.has(id) || !self.cluster.is_listed(id));
+            let hopeless = away || !self.cluster.could_hold(request, self.hosts_max(request));
             if is_known || !self.try_start(now, place, decisions) {
                 if !hopeless {
                     failed.push(shape);

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use weft_cluster::{WorkKind, WorkPart};
 use weft_machine::MEMORY_STEP;
 
-use super::args::VmRunArgs;
+use super::args::{BackEndArg, VmRunArgs};
 use super::error::VmError;
 use super::plan::Plan;
 use super::suboptions::ListArg;
@@ -34,13 +34,23 @@ pub fn check(args: &mut VmRunArgs) -> anyhow::Result<Checked> {
         ))
         .into());
     }
-    let (cpus, memory) = (plan.nodes.cpus, plan.nodes.memory_bytes);
-    let name = args.name.clone().unwrap_or_else(|| work::name_for("vm"));
-    let request = work::request(name, WorkKind::Machine, cpus, memory, &args.place)?;
+    let cpus = plan.nodes.cpus;
+    let memory = plan.nodes.memory_bytes.next_multiple_of(MEMORY_STEP);
+    // By this name its agent finds it.
+    let name = args
+        .name
+        .get_or_insert_with(|| work::name_for("vm"))
+        .clone();
+    let mut request = work::request(name.clone(), WorkKind::Machine, cpus, memory, &args.place)?;
+    if args.deterministic || args.backend == BackEndArg::Kvm {
+        // It stays on one node.
+        request.hosts_max = 1;
+    }
     if args.place.dry_run {
         return Ok(Checked::Shown(work::show_trial(&request)?));
     }
-    let parts = work::place(request, args.place.wait)?;
+    let parts = work::place(request, args.place.wait, Some(name))?;
+    args.place.placed = true;
     put_on(args, &parts, memory);
     Ok(Checked::Runs(Box::new(Plan::check(args)?)))
 }

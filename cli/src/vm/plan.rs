@@ -63,7 +63,11 @@ impl Plan {
         let completed = restored.as_ref().map(|restored| restored.complete(args));
         let args = completed.as_ref().unwrap_or(args);
         let nodes = Nodes::check(args)?;
-        check_one_node(args, &nodes)?;
+        // Before the cluster has found hosts their number is not known.
+        let is_placed = !args.place.cluster || args.place.placed;
+        if is_placed {
+            check_one_node(args, &nodes)?;
+        }
         let configuration = match &restored {
             Some(restored) => restored.configuration(args, &nodes)?,
             None => configuration(args, &nodes)?,
@@ -79,7 +83,9 @@ impl Plan {
             check_host(model).map_err(|error| VmError::Option(error.to_string()))?;
         }
         check_devices(&configuration, &nodes)?;
-        check_memory(bytes_here(&configuration, &nodes))?;
+        if is_placed {
+            check_memory(bytes_here(&configuration, &nodes))?;
+        }
         let name = match &args.name {
             Some(name) => check_name(name)?,
             None => std::process::id().to_string(),

@@ -13,6 +13,7 @@ use weft_node::error::sentence;
 use weft_node::mark;
 use weft_store::{LeaseId, StoreError};
 
+use super::mover::Mover;
 use super::{Order, Reply};
 
 /// The lease is renewed once in each.
@@ -25,13 +26,18 @@ const FAREWELL: Duration = Duration::from_secs(60);
 
 /// Runs as the agent of the process at the other end of the pipes.
 pub fn run() -> anyhow::Result<ExitCode> {
-    let mut line = String::new();
+    // A terminal that stops what writes in the background does not stop this.
+    let ignored = nix::sys::signal::SigHandler::SigIgn;
+    // SAFETY: no handler runs: the signal is ignored.
+    unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGTTOU, ignored) }
+        .context("cannot ignore a signal")?;
+    let mut line = Vec::new();
     // Not buffered: the end of the input is waited for with poll.
     let mut byte = [0];
     while io::Read::read(&mut unbuffered()?, &mut byte)? == 1 && byte[0] != b'\n' {
-        line.push(byte[0].into());
+        line.push(byte[0]);
     }
-    let order: Order = serde_json::from_str(&line)
+    let order: Order = serde_json::from_slice(&line)
         .context("this command is for `weft run --cluster` and `weft vm start --cluster`")?;
     let _shown = mark::show(&order.request.mark, "agent").context("cannot make a socket")?;
     let (reply, agent) = match Agent::ask(order) {
@@ -80,8 +86,11 @@ fn launcher_ended(wait: Duration) -> bool {
 struct Agent {
     cluster: Cluster,
     lease: LeaseId,
+    /// The lease has run out once since the request was there.
+    lapsed: bool,
     request: WorkRequest,
     id: u64,
+    mover: Option<Mover>,
 }
 
 impl Agent {
@@ -90,15 +99,25 @@ impl Agent {
         let (_, cluster) = super::joined()?;
         let lease = cluster.lease()?;
         let request = order.request;
-        let id = cluster.ask(&request, lease)?;
+        let asked = cluster.ask(&request, lease);
+        if asked.is_err() {
+            // Else it ends by itself.
+            let _ = cluster.end_lease(lease);
+        }
         let mut agent = Agent {
             cluster,
             lease,
+            lapsed: false,
+            id: asked?,
             request,
-            id,
+            mover: None,
         };
         match agent.wait_for_place(order.patience) {
-            Ok(placed) => Ok((agent, placed)),
+            Ok(placed) => {
+                let machine = order.machine;
+                agent.mover = machine.map(|machine| Mover::new(machine, &placed.parts));
+                Ok((agent, placed))
+            }
             Err(error) => {
                 agent.say_goodbye();
                 Err(error)
@@ -111,7 +130,8 @@ impl Agent {
         let mut told = String::new();
         let mut tell = |why: &str| {
             if told != why {
-                eprintln!("weft: {why}");
+                // A launcher may have closed it.
+                let _ = writeln!(io::stderr(), "weft: {}", super::plain(why));
                 told = why.to_owned();
             }
         };
@@ -126,7 +146,11 @@ impl Agent {
                     Some(ClusterError::Store(
                         error @ (StoreError::Unreachable { .. } | StoreError::Unknown { .. }),
                     )) => {
-                        tell(&format!("{}; asking again", sentence(error)));
+                        let text = sentence(error);
+                        if patience.is_some_and(|patience| begun.elapsed() >= patience) {
+                            bail!("{text}");
+                        }
+                        tell(&format!("{text}; asking again"));
                         launcher_ended(TURN);
                     }
                     _ => return Err(error),
@@ -149,8 +173,12 @@ impl Agent {
             return Ok(Some(placed.clone()));
         }
         if !work.asked.iter().any(|asked| asked.id == self.id) {
+            if !self.lapsed {
+                bail!("{name} was forgotten (`weft cluster forget`)");
+            }
             // The store could not be reached for longer than the lease.
             self.id = self.cluster.ask(&self.request, self.lease)?;
+            self.lapsed = false;
             return Ok(None);
         }
         let left = patience.map(|patience| patience.saturating_sub(begun.elapsed()));
@@ -162,7 +190,11 @@ impl Agent {
                 begun.elapsed().as_secs()
             ),
             Some(answer) => tell(&answer.why),
-            None if begun.elapsed() < NO_LEADER || self.cluster.leader()?.is_some() => {}
+            None if begun.elapsed() < NO_LEADER => {}
+            None if left == Some(Duration::ZERO) && self.cluster.leader()?.is_some() => {
+                bail!("the host that decides did not answer")
+            }
+            None if self.cluster.leader()?.is_some() => {}
             None if left == Some(Duration::ZERO) => {
                 bail!("no host decides in this cluster: run `weft node start` on a member")
             }
@@ -181,7 +213,9 @@ impl Agent {
         match self.cluster.renew(self.lease) {
             Err(ClusterError::Store(StoreError::LeaseGone(_))) => {
                 self.lease = self.cluster.lease()?;
-                self.cluster.agent_lives(&self.request.name, self.lease)
+                self.lapsed = true;
+                self.cluster
+                    .agent_lives(&self.request.name, self.id, self.lease)
             }
             outcome => outcome,
         }
@@ -190,8 +224,39 @@ impl Agent {
     fn wait_for_end(&mut self) {
         while !launcher_ended(TURN) {
             // The next turn tries again. What runs needs no store.
+            let _ = self.renew().and_then(|()| self.carry_out());
+        }
+    }
+
+    /// Carries out the order that is open.
+    fn carry_out(&mut self) -> Result<(), ClusterError> {
+        let placed = self.cluster.placed(&self.request.name, self.id)?;
+        let Some((placed, order)) = placed.and_then(|placed| {
+            let order = placed.order.clone()?;
+            Some((placed, order))
+        }) else {
+            return Ok(());
+        };
+        let mut mover = self.mover.take();
+        let mut renewed = Instant::now();
+        let outcome = match &mut mover {
+            Some(mover) => mover.carry_out(&placed.parts, &order, &mut || {
+                if renewed.elapsed() > TURN {
+                    let _ = self.renew();
+                    renewed = Instant::now();
+                }
+            }),
+            None => Err("a program does not move".into()),
+        };
+        self.mover = mover;
+        // What happened has to be known: the room of both sides is taken until then.
+        while let Err(error) = self.cluster.order_ended(&placed, outcome.clone()) {
+            if launcher_ended(TURN) {
+                return Err(error);
+            }
             let _ = self.renew();
         }
+        Ok(())
     }
 
     /// What was asked for is not wanted any more, or has ended.

@@ -28,4 +28,7 @@ pub struct PlaceArgs {
     #[arg(long, value_name = "N", requires = "cluster",
         value_parser = clap::value_parser!(u32).range(1..=16))]
     pub hosts_max: Option<u32>,
+    /// The cluster has found the hosts.
+    #[arg(skip)]
+    pub placed: bool,
 }

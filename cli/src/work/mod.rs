@@ -6,9 +6,12 @@
 
 pub mod agent;
 mod args;
+mod drain;
+mod mover;
 mod plan;
 
 pub use args::PlaceArgs;
+pub use drain::{cordon, drain, hands_off, uncordon};
 pub use plan::{forget, show, show_trial};
 
 use std::io::{BufRead, BufReader, Write};
@@ -28,6 +31,8 @@ struct Order {
     request: WorkRequest,
     /// How long it may wait; for ever if `None`.
     patience: Option<Duration>,
+    /// As `weft vm list` will show it, if it is a machine.
+    machine: Option<String>,
 }
 
 /// What an agent answers.
@@ -40,6 +45,14 @@ enum Reply {
     },
     /// A sentence, without its end.
     Failed(String),
+}
+
+/// The longest name of a machine.
+const NAME_MAX: usize = 40;
+
+/// What another member wrote, for a terminal: without what would steer it.
+fn plain(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
 }
 
 /// This host's cluster, and how it is called there.
@@ -86,14 +99,18 @@ pub fn name_for(what: &str) -> String {
         .collect();
     let start = word.trim_start_matches('-');
     // The end makes it unique.
-    start[start.len().saturating_sub(60)..]
+    start[start.len().saturating_sub(NAME_MAX)..]
         .trim_start_matches('-')
         .into()
 }
 
 /// Has an agent ask for room, and waits for it. The home's part comes first. From now on the
 /// cluster has this process, and what it forks, for the launcher.
-pub fn place(request: WorkRequest, patience: Option<Duration>) -> anyhow::Result<Vec<WorkPart>> {
+pub fn place(
+    request: WorkRequest,
+    patience: Option<Duration>,
+    machine: Option<String>,
+) -> anyhow::Result<Vec<WorkPart>> {
     let shown = mark::show(&request.mark, "launcher").context("cannot make a socket")?;
     let mut agent = Command::new("/proc/self/exe")
         .args(["cluster", "agent"])
@@ -107,7 +124,11 @@ pub fn place(request: WorkRequest, patience: Option<Duration>) -> anyhow::Result
         (Some(orders), Some(replies)) => (orders, replies),
         _ => bail!("the agent has no pipes"),
     };
-    let mut line = serde_json::to_vec(&Order { request, patience })?;
+    let mut line = serde_json::to_vec(&Order {
+        request,
+        patience,
+        machine,
+    })?;
     line.push(b'\n');
     orders.write_all(&line).context("the agent has ended")?;
     let mut reply = String::new();
@@ -118,9 +139,9 @@ pub fn place(request: WorkRequest, patience: Option<Duration>) -> anyhow::Result
         bail!("the agent ended before it had an answer");
     }
     match serde_json::from_str(&reply).context("the agent's answer is damaged")? {
-        Reply::Failed(sentence) => bail!("{sentence}"),
+        Reply::Failed(sentence) => bail!("{}", plain(&sentence)),
         Reply::Placed { parts, why } => {
-            eprintln!("weft: {}", why.trim_end_matches('.'));
+            eprintln!("weft: {}", plain(why.trim_end_matches('.')));
             // Both last as long as this process, and as a launcher that it forks.
             std::mem::forget(orders);
             std::mem::forget(shown);

@@ -4,13 +4,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
-use weft_cluster::{Member, POLICY, Plan, Planner, Work, WorkPart, WorkRequest};
+use weft_cluster::{Member, MoveOrder, POLICY, Plan, Planner, Work, WorkPart, WorkRequest};
 use weft_node::size::format_bytes;
 use weft_place::policy_by_name;
 
 use crate::table::{self, Align};
 
-fn planner() -> anyhow::Result<Planner> {
+pub(super) fn planner() -> anyhow::Result<Planner> {
     Ok(Planner::new(policy_by_name(POLICY)?))
 }
 
@@ -45,6 +45,8 @@ pub fn show_trial(request: &WorkRequest) -> anyhow::Result<ExitCode> {
 struct HostLine {
     name: String,
     alive: bool,
+    cordoned: bool,
+    draining: bool,
     cores: u32,
     cores_free: u32,
     memory_mib: u64,
@@ -60,6 +62,10 @@ struct RunLine<'a> {
     parts: &'a [WorkPart],
     agent: bool,
     why: &'a str,
+    /// Where it moves to, and why.
+    moving: Option<&'a MoveOrder>,
+    /// Why the last move did not come about.
+    failure: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -79,6 +85,7 @@ struct WaitLine<'a> {
 struct Overview<'a> {
     cluster: &'a str,
     policy: &'a str,
+    hands_off: bool,
     leader: Option<String>,
     hosts: Vec<HostLine>,
     runs: Vec<RunLine<'a>>,
@@ -96,6 +103,7 @@ pub fn show(json: bool) -> anyhow::Result<ExitCode> {
     let overview = Overview {
         cluster: &cluster.identity().name,
         policy: POLICY,
+        hands_off: cluster.hands_off()?,
         leader: cluster.leader()?.map(|leader| leader.name),
         hosts: hosts(&planner, &members),
         runs: runs(&work),
@@ -118,6 +126,8 @@ fn hosts(planner: &Planner, members: &[Member]) -> Vec<HostLine> {
         HostLine {
             name: host.name.to_string(),
             alive: member.is_some_and(|member| member.report.is_some()),
+            cordoned: member.is_some_and(|member| member.cordon.cordoned),
+            draining: member.is_some_and(|member| member.cordon.draining),
             cores: host.capacity.cores,
             cores_free: free.cores,
             memory_mib: host.capacity.memory_mib,
@@ -141,6 +151,8 @@ fn runs(work: &Work) -> Vec<RunLine<'_>> {
             parts: &placed.parts,
             agent: work.agents.contains(&request.name),
             why: &placed.why,
+            moving: placed.order.as_ref(),
+            failure: placed.failure.as_deref(),
         });
     }
     lines
@@ -174,6 +186,15 @@ fn waits<'a>(work: &'a Work, plans: &[Plan]) -> Vec<WaitLine<'a>> {
     work.asked.iter().map(line).collect()
 }
 
+fn state(host: &HostLine) -> &'static str {
+    match host {
+        HostLine { alive: false, .. } => "no daemon",
+        HostLine { draining: true, .. } => "drained",
+        HostLine { cordoned: true, .. } => "cordoned",
+        _ => "lends",
+    }
+}
+
 fn mib(mib: u64) -> String {
     format_bytes(mib << 20)
 }
@@ -185,8 +206,14 @@ fn render(overview: &Overview<'_>) -> String {
         |leader| format!("{leader} decides"),
     );
     let mut text = format!(
-        "cluster {}: {leader}, by {}\n\n",
-        overview.cluster, overview.policy
+        "cluster {}: {leader}, by {}{}\n\n",
+        overview.cluster,
+        overview.policy,
+        if overview.hands_off {
+            ", and moves nothing by itself (`weft cluster hands-off`)"
+        } else {
+            ""
+        }
     );
     let rows: Vec<Vec<String>> = overview
         .hosts
@@ -194,7 +221,7 @@ fn render(overview: &Overview<'_>) -> String {
         .map(|host| {
             vec![
                 host.name.clone(),
-                if host.alive { "lends" } else { "no daemon" }.to_owned(),
+                state(host).to_owned(),
                 format!("{} of {}", host.cores_free, host.cores),
                 format!("{} of {}", mib(host.memory_free_mib), mib(host.memory_mib)),
             ]
@@ -219,8 +246,15 @@ fn render(overview: &Overview<'_>) -> String {
                 vec![
                     run.name.to_owned(),
                     run.kind.to_owned(),
-                    run.user.to_owned(),
-                    if run.agent { "runs" } else { "agent silent" }.to_owned(),
+                    super::plain(run.user),
+                    match run {
+                        RunLine { agent: false, .. } => "agent silent",
+                        RunLine {
+                            moving: Some(_), ..
+                        } => "moves",
+                        _ => "runs",
+                    }
+                    .to_owned(),
                     parts.collect::<Vec<_>>().join(", "),
                 ]
             })
@@ -243,9 +277,9 @@ fn render(overview: &Overview<'_>) -> String {
                 vec![
                     wait.name.to_owned(),
                     wait.kind.to_owned(),
-                    wait.user.to_owned(),
+                    super::plain(wait.user),
                     format!("{}/{}", wait.cores, mib(wait.memory_mib)),
-                    wait.why.clone(),
+                    super::plain(&wait.why),
                 ]
             })
             .collect();
@@ -258,6 +292,13 @@ fn render(overview: &Overview<'_>) -> String {
         ];
         text += "\n";
         text += &table::render(&head, &rows);
+    }
+    for run in &overview.runs {
+        if let Some(order) = run.moving {
+            text += &format!("\n{}\n", super::plain(&order.why));
+        } else if let Some(failure) = run.failure {
+            text += &format!("\n{} did not move: {}\n", run.name, super::plain(failure));
+        }
     }
     for key in overview.damaged {
         text += &format!(

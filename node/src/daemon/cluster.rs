@@ -4,6 +4,7 @@
 //! One thread asks the store, a few times within each lease. While the store cannot be
 //! reached, the members that were known last stay peers, and everything that runs goes on.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -34,6 +35,7 @@ pub(super) fn start(
         shared,
         directory,
         membership,
+        missing: BTreeSet::new(),
         seen: 0,
         trouble: None,
     };
@@ -58,6 +60,8 @@ struct Heartbeat {
     shared: Arc<Shared>,
     directory: PathBuf,
     membership: Membership,
+    /// What of this host's work had no launcher and no agent in the last turn.
+    missing: BTreeSet<u64>,
     /// The revision of the members that are known.
     seen: u64,
     /// What was said last: the same is not said again and again.
@@ -132,21 +136,31 @@ impl Heartbeat {
         let peers = self.membership.peers(&hosts, &self.shared.config.peers);
         self.shared.set_members(peers);
         member::remember_new(&self.directory, &hosts);
-        self.end_what_is_gone(&cluster)?;
+        if let Err(error) = self.end_what_is_gone(&cluster) {
+            let text = sentence(&error);
+            self.shared
+                .say(&format!("cluster: cannot look at what runs: {text}"));
+        }
         self.seen = cluster.wait_for_change(self.seen.max(newest), TURN)?;
         Ok(())
     }
 
     /// Says for launchers of this host that were killed with their agents that what they ran
     /// has ended.
-    fn end_what_is_gone(&self, cluster: &Cluster) -> Result<(), MemberError> {
+    fn end_what_is_gone(&mut self, cluster: &Cluster) -> Result<(), MemberError> {
         let placed = cluster.work()?.placed;
         let here = placed
             .values()
             .filter(|placed| placed.request.home == self.membership.host);
+        let missing = std::mem::take(&mut self.missing);
         for placed in here {
             let name = &placed.request.name;
-            if mark::is_gone(&placed.request.mark).unwrap_or(false) {
+            if !mark::is_gone(&placed.request.mark).unwrap_or(false) {
+                continue;
+            }
+            if !missing.contains(&placed.id) {
+                self.missing.insert(placed.id);
+            } else {
                 cluster.work_ended(name, placed.id)?;
                 self.shared.say(&format!(
                     "cluster: {name} has ended without a word: its room is free"

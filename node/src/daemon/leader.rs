@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use weft_cluster::{Cluster, ClusterError, LEADER_LEASE, POLICY, Plan, Planner, Term};
 use weft_place::policy_by_name;
-use weft_store::LeaseId;
+use weft_store::{LeaseId, StoreError};
 
 use super::shared::{Alive, Shared};
 use crate::error::sentence;
@@ -110,7 +110,10 @@ impl Candidate {
         self.shared
             .say("cluster: this host decides what runs where, from now on");
         let outcome = self.decide(cluster, term, lease);
-        self.leading().take();
+        if self.leading().take().is_some() {
+            // Else the daemon ends, and has given it back. It ends by itself, too.
+            let _ = cluster.end_lease(lease);
+        }
         match outcome {
             Err(MemberError::Cluster(ClusterError::NotLeader(_))) => {
                 self.shared.say("cluster: another host decides now");
@@ -134,8 +137,19 @@ impl Candidate {
             self.check_member(cluster)?;
             let (members, work) = (cluster.members()?, cluster.work()?);
             let hands_off = cluster.hands_off()?;
+            let mut renewed = Instant::now();
             for plan in planner.update(begun.elapsed(), &members, &work, hands_off) {
-                self.commit(term, plan)?;
+                if renewed.elapsed() > TURN / 2 {
+                    cluster.renew(lease)?;
+                    renewed = Instant::now();
+                }
+                match self.commit(term, plan) {
+                    // Of this plan alone.
+                    Err(MemberError::Cluster(ClusterError::Store(
+                        error @ (StoreError::TooLarge { .. } | StoreError::LeaseGone(_)),
+                    ))) => self.shared.say(&format!("cluster: {}", sentence(&error))),
+                    outcome => outcome?,
+                }
             }
             cluster.wait_for_work(work.revision, TURN)?;
         }

@@ -1,0 +1,119 @@
+//! `weft node cordon`, `drain` and `uncordon`, and `weft cluster hands-off`.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use weft_cluster::{Cluster, Cordon, Plan};
+
+use super::plan::planner;
+
+/// How often a drain is looked at.
+const TURN: Duration = Duration::from_secs(2);
+
+/// The host, or this one.
+fn host_or_own(host: Option<String>) -> anyhow::Result<(Cluster, String)> {
+    let (membership, cluster) = super::joined()?;
+    Ok((cluster, host.unwrap_or(membership.host)))
+}
+
+/// Keeps new work away from a host.
+pub fn cordon(host: Option<String>) -> anyhow::Result<ExitCode> {
+    let (cluster, host) = host_or_own(host)?;
+    let cordon = Cordon {
+        cordoned: true,
+        draining: false,
+    };
+    cluster.cordon(&host, cordon)?;
+    eprintln!("weft: nothing new comes to {host}: `weft node uncordon {host}` ends that");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lets new work come again.
+pub fn uncordon(host: Option<String>) -> anyhow::Result<ExitCode> {
+    let (cluster, host) = host_or_own(host)?;
+    cluster.cordon(&host, Cordon::default())?;
+    eprintln!("weft: {host} takes new work again, and nothing has to leave it");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Has everything leave a host, and waits until nothing is there, for `patience` at most.
+pub fn drain(host: Option<String>, patience: Option<Duration>) -> anyhow::Result<ExitCode> {
+    let (cluster, host) = host_or_own(host)?;
+    let cordon = Cordon {
+        cordoned: true,
+        draining: true,
+    };
+    cluster.cordon(&host, cordon)?;
+    eprintln!(
+        "weft: {host} is drained, also if you end this command: `weft node uncordon {host}` \
+         calls it off"
+    );
+    let begun = Instant::now();
+    let mut told = Vec::new();
+    loop {
+        let (left, said) = left_on(&cluster, &host)?;
+        if left.is_empty() {
+            eprintln!("weft: nothing of the cluster is on {host} any more");
+            return Ok(ExitCode::SUCCESS);
+        }
+        if said != told {
+            for line in &said {
+                eprintln!("weft: {}", super::plain(line));
+            }
+            told = said;
+        }
+        if patience.is_some_and(|patience| begun.elapsed() >= patience) {
+            eprintln!(
+                "weft: still on {host} after {} s: {}",
+                begun.elapsed().as_secs(),
+                left.join(", ")
+            );
+            return Ok(ExitCode::FAILURE);
+        }
+        std::thread::sleep(patience.map_or(TURN, |patience| {
+            TURN.min(patience.saturating_sub(begun.elapsed()))
+        }));
+    }
+}
+
+/// The names of what has a part on a host, and what there is to say of it.
+fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+    let (members, work) = (cluster.members()?, cluster.work()?);
+    let here = |placed: &&weft_cluster::Placed| placed.parts.iter().any(|part| part.host == host);
+    let left: Vec<&weft_cluster::Placed> = work.placed.values().filter(here).collect();
+    let names = left.iter().map(|placed| placed.request.name.clone());
+    let mut said: Vec<String> = left
+        .iter()
+        .filter_map(|placed| {
+            let name = &placed.request.name;
+            let failure = placed.failure.as_ref();
+            let failure = failure.map(|failure| format!("{name} did not move: {failure}"));
+            placed
+                .order
+                .as_ref()
+                .map(|order| order.why.clone())
+                .or(failure)
+        })
+        .collect();
+    for plan in planner()?.update(Duration::ZERO, &members, &work, true) {
+        if let Plan::Note(note) = plan
+            && note.contains(&format!("has to leave {host},"))
+        {
+            said.push(note);
+        }
+    }
+    Ok((names.collect(), said))
+}
+
+/// Whether the cluster moves nothing by itself.
+pub fn hands_off(hands_off: bool) -> anyhow::Result<()> {
+    let (_, cluster) = super::joined()?;
+    cluster.set_hands_off(hands_off)?;
+    match hands_off {
+        true => {
+            eprintln!("weft: the cluster moves nothing by itself; a drained host is still left")
+        }
+        false => eprintln!("weft: the cluster pulls machines together by itself again"),
+    }
+    Ok(())
+}

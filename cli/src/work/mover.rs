@@ -1,0 +1,205 @@
+//! Carries out the orders of a cluster to move a machine, by `weft vm migrate`.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use weft_cluster::{MoveOrder, WorkPart};
+
+/// A migration that takes longer is put back.
+const BOUND: Duration = Duration::from_secs(600);
+/// How long a migration may take to put everything back, or to end after its last step.
+const GRACE: Duration = Duration::from_secs(120);
+/// How often a migration that runs is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What `weft vm migrate --json` prints, as far as it is used here.
+#[derive(Deserialize)]
+struct Report {
+    migrated: Option<Migrated>,
+}
+
+#[derive(Deserialize)]
+struct Migrated {
+    nodes: Vec<usize>,
+    stays: Vec<Stay>,
+}
+
+#[derive(Deserialize)]
+struct Stay {
+    node: usize,
+    reason: String,
+}
+
+/// One machine, and where its nodes are.
+pub struct Mover {
+    /// As `weft vm list` shows it.
+    machine: String,
+    nodes: BTreeMap<String, usize>,
+}
+
+impl Mover {
+    /// Of a machine that has just started: its nodes have the numbers of its parts.
+    pub fn new(machine: String, parts: &[WorkPart]) -> Mover {
+        let hosts = parts.iter().map(|part| part.host.clone());
+        Mover {
+            machine,
+            nodes: hosts.zip(0..).collect(),
+        }
+    }
+
+    /// Moves one whole part to another host, as the order says. `meanwhile` is called again and
+    /// again. The error is a phrase.
+    pub fn carry_out(
+        &mut self,
+        before: &[WorkPart],
+        order: &MoveOrder,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), String> {
+        let (from, to) = whole_part(before, &order.parts)?;
+        let destinations = self.destinations(&order.parts, to)?;
+        let source = *self.nodes.get(&from.host).ok_or_else(|| not_there(from))?;
+        let report = self.weft(
+            &["migrate", &self.machine, &destinations, "--json"],
+            meanwhile,
+        )?;
+        let report: Report = serde_json::from_str(&report)
+            .map_err(|error| format!("the migration's report cannot be read: {error}"))?;
+        let Some(Migrated { nodes, stays }) = report.migrated else {
+            return Err("the migration's report has no destinations".into());
+        };
+        let node = nodes.first().ok_or("the migration has no destination")?;
+        self.nodes.insert(to.host.clone(), *node);
+        if let Some(stay) = stays.iter().find(|stay| stay.node == source) {
+            return Err(format!("its node stays on {}: {}", from.host, stay.reason));
+        }
+        self.nodes.remove(&from.host);
+        // They went to the destination with the vCPUs, away from the devices. Where one of them
+        // stays is a matter of speed only.
+        for role in ["--platform", "--time"] {
+            let _ = self.weft(&["move", &self.machine, role, "--to", "0"], meanwhile);
+        }
+        Ok(())
+    }
+
+    /// The destination first, then the nodes that the machine keeps.
+    fn destinations(&self, after: &[WorkPart], to: &WorkPart) -> Result<String, String> {
+        let joins = !self.nodes.contains_key(&to.host);
+        let first = match joins {
+            // A node that joins needs room for pages of others besides.
+            true => format!("{}={}M", to.host, even(with_spare(to.memory_mib))),
+            false => format!("{}={}M", self.nodes[&to.host], even(to.memory_mib)),
+        };
+        let mut all = vec![first];
+        for part in after.iter().filter(|part| part.host != to.host) {
+            let node = self.nodes.get(&part.host).ok_or_else(|| not_there(part))?;
+            all.push(format!("{node}={}M", even(part.memory_mib)));
+        }
+        Ok(all.join(","))
+    }
+
+    fn weft(&self, words: &[&str], meanwhile: &mut dyn FnMut()) -> Result<String, String> {
+        let bound = BOUND.as_secs().to_string();
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("vm").args(words);
+        if words[0] == "migrate" {
+            command.args(["--timeout", &bound]);
+        }
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start `weft vm {}`: {error}", words[0]))?;
+        finish(child, meanwhile)
+    }
+}
+
+/// Waits for a command that prints less than a pipe holds.
+fn finish(mut child: Child, meanwhile: &mut dyn FnMut()) -> Result<String, String> {
+    let begun = Instant::now();
+    while child
+        .try_wait()
+        .map_err(|error| error.to_string())?
+        .is_none()
+    {
+        if begun.elapsed() > BOUND + GRACE {
+            let _ = child.kill();
+        }
+        std::thread::sleep(LOOK);
+        meanwhile();
+    }
+    let output = child
+        .wait_with_output()
+        .map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().last().unwrap_or("it said nothing");
+    Err(last.trim_start_matches("weft: ").to_owned())
+}
+
+fn not_there(part: &WorkPart) -> String {
+    format!("the machine has no node on {}", part.host)
+}
+
+/// The part that leaves, and what is then on the host that it goes to.
+fn whole_part<'a>(
+    before: &'a [WorkPart],
+    after: &'a [WorkPart],
+) -> Result<(&'a WorkPart, &'a WorkPart), String> {
+    let of = |parts: &'a [WorkPart], host: &str| parts.iter().find(|part| part.host == host);
+    let leaves: Vec<&WorkPart> = before
+        .iter()
+        .filter(|part| of(after, &part.host).is_none())
+        .collect();
+    let grows: Vec<&WorkPart> = after
+        .iter()
+        .filter(|part| of(before, &part.host) != Some(part))
+        .collect();
+    match (&leaves[..], &grows[..]) {
+        ([from], [to]) => Ok((from, to)),
+        _ => Err("only a whole part can move, and to one host".into()),
+    }
+}
+
+/// Memory of nodes is given in steps of 2 MiB.
+fn even(mib: u64) -> u64 {
+    mib.next_multiple_of(2)
+}
+
+fn with_spare(mib: u64) -> u64 {
+    mib + (mib / 4).max(64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(host: &str, cores: u32, memory_mib: u64) -> WorkPart {
+        WorkPart {
+            host: host.into(),
+            cores,
+            memory_mib,
+        }
+    }
+
+    #[test]
+    fn an_order_becomes_destinations() {
+        let before = [part("a", 2, 512), part("b", 1, 255), part("c", 1, 256)];
+        let mover = Mover::new("web".into(), &before);
+        let joined = [part("a", 2, 512), part("c", 1, 256), part("d", 1, 255)];
+        let (from, to) = whole_part(&before, &joined).unwrap();
+        assert_eq!((&from.host[..], &to.host[..]), ("b", "d"));
+        let destinations = mover.destinations(&joined, to);
+        assert_eq!(destinations.unwrap(), "d=320M,0=512M,2=256M");
+        let merged = [part("a", 2, 512), part("b", 2, 511)];
+        let (from, to) = whole_part(&before, &merged).unwrap();
+        assert_eq!((&from.host[..], &to.host[..]), ("c", "b"));
+        assert_eq!(mover.destinations(&merged, to).unwrap(), "1=512M,0=512M");
+        let split = [part("a", 3, 600), part("c", 1, 423)];
+        assert!(whole_part(&before, &split).is_err());
+    }
+}
