@@ -58,17 +58,28 @@ pub const POLICY: &str = "fragbff-fewest-hosts";
 /// What a slice takes of what its host lends, at most, in MiB: that of a machine. A slice of a
 /// program takes less. Its memory and a quarter of that for pages of others, 72 MiB for each
 /// vCPU; of all of that a quarter more, and 64 MiB.
-fn lent_mib(room: Room) -> u64 {
-    let budget = room.memory_mib + (room.memory_mib / 4).max(64) + 72 * u64::from(room.cores);
+fn lent_mib(part: &WorkPart) -> u64 {
+    let memory = part.memory_mib + (part.memory_mib / 4).max(64);
+    let budget = memory + 72 * u64::from(part.cores);
     budget + budget / 4 + 64
 }
 
-/// What a host offers that lends so much, with so many slices at a time: the inverse of
-/// [`lent_mib`], and no more cores than it has.
+/// What is counted for a core of a machine, so that [`offers`] can leave the cores out: 72 MiB
+/// in the measure of guest memory.
+const CPU_MIB: u64 = 58;
+
+/// What is counted for the cores of a part, beside its memory.
+fn cpus_mib(kind: WorkKind, cores: u32) -> u64 {
+    match kind {
+        WorkKind::Program => 0,
+        WorkKind::Machine => CPU_MIB * u64::from(cores),
+    }
+}
+
+/// What a host offers that lends so much and has so many slices: the inverse of [`lent_mib`],
+/// with room for two more slices.
 fn offers(lends_mib: u64, cores: u32, slices: u64) -> Room {
-    let for_cores = 90 * u64::from(cores);
-    let for_slices = 144 * slices.max(u64::from(cores));
-    let memory_mib = lends_mib.saturating_sub(for_cores + for_slices) * 16 / 25;
+    let memory_mib = lends_mib.saturating_sub(144 * (slices + 2)) * 16 / 25;
     Room::new(cores, memory_mib)
 }
 
@@ -79,13 +90,14 @@ fn offered(member: &Member, work: &Work) -> Room {
         return Room::NONE;
     };
     let name = &member.record.name;
+    // The home is no slice.
     let slices = work.placed.values().flat_map(|placed| {
-        let arriving = placed.order.iter().flat_map(|order| &order.parts);
-        placed.parts.iter().chain(arriving)
+        let arriving = placed.order.iter().flat_map(|order| &order.parts[1..]);
+        placed.parts[1..].iter().chain(arriving)
     });
     let here = slices.filter(|part| part.host == *name);
     let (count, ours) = here.fold((0, 0), |(count, mib), part| {
-        (count + 1, mib + lent_mib(part.room()))
+        (count + 1, mib + lent_mib(part))
     });
     let others = (report.lent_bytes >> 20).saturating_sub(ours);
     let lends = (report.lends_bytes >> 20).saturating_sub(others);
@@ -428,7 +440,7 @@ impl Planner {
                 .aggregate(moving.aggregate)?
                 .placement
                 .after(&moving.transfers);
-            let parts = self.work_parts(&after);
+            let parts = self.work_parts(&after, &placed.request)?;
             let order = MoveOrder { parts, why };
             return Some(Plan::Move { placed, order });
         }
@@ -463,17 +475,42 @@ impl Planner {
                 refused,
             });
         };
-        let parts = self.work_parts(placement);
-        Some(Plan::Place { asked, parts, why })
+        Some(match self.work_parts(placement, &asked.request) {
+            Some(parts) => Plan::Place { asked, parts, why },
+            None => {
+                let why = format!(
+                    "{} is refused: {} has too little memory for that many of its vCPUs; ask for \
+                     fewer, or for more memory.",
+                    asked.request.name, asked.request.home
+                );
+                let refused = true;
+                Plan::Answer {
+                    asked,
+                    why,
+                    refused,
+                }
+            }
+        })
     }
 
-    fn work_parts(&self, placement: &Placement) -> Vec<WorkPart> {
+    /// The parts with their memory; the home has what remains. `None` if that is less than
+    /// nothing.
+    fn work_parts(
+        &self,
+        placement: &Placement,
+        request: &crate::WorkRequest,
+    ) -> Option<Vec<WorkPart>> {
         let part = |part: &Part| WorkPart {
             host: self.hosts[&part.host].clone(),
             cores: part.room.cores,
-            memory_mib: part.room.memory_mib,
+            memory_mib: (part.room.memory_mib)
+                .saturating_sub(cpus_mib(request.kind, part.room.cores)),
+            reserved_mib: part.room.memory_mib,
         };
-        placement.parts.iter().map(part).collect()
+        let mut parts: Vec<WorkPart> = placement.parts.iter().map(part).collect();
+        let others: u64 = parts[1..].iter().map(|part| part.memory_mib).sum();
+        parts[0].memory_mib = request.memory_mib.checked_sub(others)?;
+        Some(parts)
     }
 }
 
@@ -488,7 +525,8 @@ fn cordon_of(member: Option<&Member>) -> Cordon {
 }
 
 fn to_request(id: AggregateId, request: &crate::WorkRequest, home: HostId) -> Request {
-    let room = Room::new(request.cores, request.memory_mib);
+    let cpus_mib = cpus_mib(request.kind, request.cores);
+    let room = Room::new(request.cores, request.memory_mib + cpus_mib);
     let mut wanted = Request::new(id, &request.name[..], room);
     wanted.hosts_max = request.hosts_max;
     wanted.priority = request.priority;

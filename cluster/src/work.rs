@@ -109,11 +109,19 @@ fn is_sound(room: Room) -> bool {
 pub struct WorkPart {
     pub host: String,
     pub cores: u32,
+    /// Of the guest or the program.
     pub memory_mib: u64,
+    /// What is counted for it on the host: a machine's vCPUs need memory, too.
+    pub reserved_mib: u64,
 }
 
 impl WorkPart {
+    /// What is counted on the host.
     pub fn room(&self) -> Room {
+        Room::new(self.cores, self.reserved_mib)
+    }
+
+    fn memory(&self) -> Room {
         Room::new(self.cores, self.memory_mib)
     }
 }
@@ -161,8 +169,9 @@ impl Placed {
 
     fn are_sound(&self, parts: &[WorkPart]) -> bool {
         let hosts: BTreeSet<&str> = parts.iter().map(|part| &part.host[..]).collect();
-        let total: Room = match parts.iter().all(|part| is_sound(part.room())) {
-            true => parts.iter().map(WorkPart::room).sum(),
+        let sound = |part: &WorkPart| is_sound(part.room()) && is_sound(part.memory());
+        let total: Room = match parts.iter().all(sound) {
+            true => parts.iter().map(WorkPart::memory).sum(),
             false => return false,
         };
         (1..=WORK_HOSTS_MAX as usize).contains(&parts.len())

@@ -13,8 +13,10 @@ use weft_place::policy_by_name;
 use weft_store::{Embedded, LeaseId};
 
 const HOSTS: [(&str, u32); 4] = [("alpha", 4), ("beta", 8), ("gamma", 2), ("delta", 6)];
-/// What a host lends for each core, so that it offers 1 GiB for each.
-const LENDS_MIB: u64 = 1024 * 25 / 16 + 90 + 144;
+/// What a host lends so that it offers 1 GiB for each core, and what is counted for a vCPU.
+fn lends_mib(cores: u32) -> u64 {
+    (u64::from(cores) * (1024 + 58) * 25).div_ceil(16) + 2 * 144
+}
 
 fn cluster() -> Cluster {
     let store = Arc::new(Embedded::in_memory().unwrap());
@@ -45,7 +47,7 @@ fn live(cluster: &Cluster, host: (&str, u32)) -> LeaseId {
 
 fn report(cluster: &Cluster, (name, cores): (&str, u32), lease: LeaseId, lent_mib: u64) {
     let report = HostReport {
-        lends_bytes: (u64::from(cores) * LENDS_MIB) << 20,
+        lends_bytes: lends_mib(cores) << 20,
         lent_bytes: lent_mib << 20,
         ..HostReport::default()
     };
@@ -521,24 +523,25 @@ impl Site {
             let arrives = there.map(|part| {
                 let mut here = placed.parts.iter();
                 let here = here.find(|now| now.host == part.host);
-                let (cores, mib) = here.map_or((0, 0), |now| (now.cores, now.memory_mib));
+                let (cores, mib) = here.map_or((0, 0), |now| (now.cores, now.reserved_mib));
                 WorkPart {
                     host: part.host.clone(),
                     cores: part.cores.saturating_sub(cores),
-                    memory_mib: part.memory_mib.saturating_sub(mib),
+                    memory_mib: 0,
+                    reserved_mib: part.reserved_mib.saturating_sub(mib),
                 }
             });
             let arrives: Vec<WorkPart> = arrives.collect();
             for part in placed.parts.iter().chain(&arrives) {
                 let host = used.entry(part.host.clone()).or_default();
                 host.0 += part.cores;
-                host.1 += part.memory_mib;
+                host.1 += part.reserved_mib;
             }
         }
         for (name, cores) in HOSTS {
             let (used_cores, used_mib) = used.get(name).copied().unwrap_or_default();
             assert!(used_cores <= cores, "{name} gives {used_cores} cores");
-            let has = u64::from(cores) * 1024;
+            let has = u64::from(cores) * (1024 + 58);
             assert!(used_mib <= has, "{name} gives {used_mib} MiB");
         }
     }

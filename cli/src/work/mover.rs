@@ -183,6 +183,7 @@ mod tests {
             host: host.into(),
             cores,
             memory_mib,
+            reserved_mib: memory_mib,
         }
     }
 

@@ -14,17 +14,19 @@ use super::site::{SOON, Site};
 use crate::processes;
 use crate::run::{End, Invocation, Running, start};
 
-/// Each offers four fifths of it, less 64M for each core.
+/// What each lends; it offers about half of it.
 const LENT: &str = "1500M";
 /// Longer than any check.
 const BOUND: Duration = Duration::from_secs(120);
 
-pub(super) const CHECKS: [(&str, Check); 8] = [
+pub(super) const CHECKS: [(&str, Check); 10] = [
     ("needs a host that decides", without_leader),
     ("is planned, and nothing starts", dry_run),
     ("runs on several hosts where one is too small", spread),
     ("waits for room, and says why", waits),
     ("is a machine", machine),
+    ("stays away from a cordoned host", cordoned),
+    ("leaves a drained host, and is pulled together", moved),
     ("whose launcher is killed is over", killed_launcher),
     ("whose launcher and agent are killed is over", killed_both),
     (
@@ -230,6 +232,85 @@ fn machine(site: &mut Site<'_>) -> Result<()> {
         says.contains("web runs or waits in this cluster already"),
         "{says}"
     );
+    site.succeeds("home", "vm stop --timeout 0 web")?;
+    running(site, 0)
+}
+
+fn cordoned(site: &mut Site<'_>) -> Result<()> {
+    let large = format!(
+        "run --cluster --dry-run --memory {}M -- true",
+        free_at_home(site)? + 100
+    );
+    let says = site.succeeds("alpha", "node cordon")?;
+    ensure!(says.is_empty(), "{says}");
+    site.succeeds("home", "node cordon beta")?;
+    let text = site.succeeds("home", "plan")?;
+    ensure!(text.contains("cordoned"), "{text}");
+    let outcome = site.call("home", &large)?;
+    ensure!(outcome.end == End::Exit(1), "{}", outcome.end);
+    for host in ["alpha", "beta"] {
+        site.succeeds("home", &format!("node uncordon {host}"))?;
+    }
+    site.succeeds("home", &large)?;
+    let says = site.fails("home", "node drain nobody")?;
+    ensure!(says.contains("nobody is no member"), "{says}");
+    Ok(())
+}
+
+/// The hosts of the machine web.
+fn hosts_of_web(site: &Site<'_>) -> Result<Vec<String>> {
+    let plan = plan(site, "home")?;
+    let runs = plan["runs"].as_array().context("no runs")?;
+    let web = runs.iter().find(|run| run["name"] == "web");
+    let parts = web.and_then(|web| web["parts"].as_array());
+    let host = |part: &Value| part["host"].as_str().unwrap_or_default().to_owned();
+    Ok(parts.context("web runs")?.iter().map(host).collect())
+}
+
+fn moved(site: &mut Site<'_>) -> Result<()> {
+    let go = site.directory.join("go-moved");
+    let first = hold(site, free_at_home(site)? - 150, &go, &[])?;
+    running(site, 1)?;
+    let kernel = site.context.programs.join("typed-guest");
+    let kernel = kernel.to_string_lossy();
+    site.succeeds(
+        "home",
+        &format!(
+            "vm start --cluster --name web --backend soft --kernel {kernel} --cpus 1 --memory 300M"
+        ),
+    )?;
+    let before = hosts_of_web(site)?;
+    ensure!(before.len() == 2 && before[0] == "home", "{before:?}");
+    // What cannot move is named.
+    let stuck = begin(site, &["node", "drain", "home", "--wait", "1"])?.finish()?;
+    let says = &stuck.stderr;
+    ensure!(
+        stuck.end == End::Exit(1) && says.contains("cannot move") && says.contains("still on home"),
+        "{}: {says}",
+        stuck.end
+    );
+    site.succeeds("home", "node uncordon")?;
+    let drained = begin(site, &["node", "drain", &before[1], "--wait", "60"])?;
+    let says = ended_well(drained)?;
+    ensure!(says.contains("nothing of the cluster is on"), "{says}");
+    let after = hosts_of_web(site)?;
+    ensure!(
+        after.len() == 2 && after[0] == "home" && after[1] != before[1],
+        "{before:?} became {after:?}"
+    );
+    site.succeeds("home", &format!("node uncordon {}", before[1]))?;
+    // There is room at home now: but hands are off.
+    site.succeeds("home", "cluster hands-off on")?;
+    fs::write(&go, "")?;
+    ended_well(first)?;
+    std::thread::sleep(Duration::from_secs(3));
+    ensure!(hosts_of_web(site)? == after, "it was moved");
+    site.succeeds("home", "cluster hands-off off")?;
+    until("it is pulled together", || {
+        Ok(hosts_of_web(site)? == ["home"])
+    })?;
+    let views = site.succeeds("home", "vm list --json")?;
+    ensure!(views.contains("\"running\""), "{views}");
     site.succeeds("home", "vm stop --timeout 0 web")?;
     running(site, 0)
 }
