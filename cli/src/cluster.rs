@@ -174,7 +174,7 @@ fn address_of(store: &StoreArgs) -> StoreAddress {
 
 /// What this host is. Its key must exist: `weft node init`.
 fn describe(directory: &Path, host: &HostArgs) -> anyhow::Result<HostRecord> {
-    let own = crate::node::host_name();
+    let own = weft_node::host::host_name();
     let own = own.trim();
     let name = match &host.name {
         Some(name) => name.clone(),

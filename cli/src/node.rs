@@ -6,6 +6,7 @@ use anyhow::Context;
 use serde::Serialize;
 use weft_node::config::{self, Config, May, Peer};
 use weft_node::daemon::{Daemon, DaemonOptions};
+use weft_node::host;
 use weft_node::protocol::NodeStatus;
 use weft_node::remote::{Connection, Identity};
 use weft_node::size::format_bytes;
@@ -41,15 +42,10 @@ pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// This host's name; empty where it has none.
-pub fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
-}
-
 fn init() -> anyhow::Result<ExitCode> {
     let directory = config::directory();
     let key = config::init(&directory)?;
-    let host = host_name();
+    let host = host::host_name();
     eprintln!(
         "weft: created a key and a configuration in {}",
         directory.display()

@@ -76,7 +76,7 @@ fn cpus_mib(kind: WorkKind, cores: u32) -> u64 {
     }
 }
 
-/// What a host offers that lends so much and has so many slices: the inverse of [`lent_mib`],
+/// What a host offers that lends this and has this number of slices: the inverse of [`lent_mib`],
 /// with room for two more slices.
 fn offers(lends_mib: u64, cores: u32, slices: u64) -> Room {
     let memory_mib = lends_mib.saturating_sub(144 * (slices + 2)) * 16 / 25;

@@ -136,7 +136,7 @@ pub struct Placed {
     pub parts: Vec<WorkPart>,
     /// Why it is there: a sentence.
     pub why: String,
-    /// Where it is to go. Its agent carries it out.
+    /// A move that is ordered. The agent carries it out.
     #[serde(default)]
     pub order: Option<MoveOrder>,
     /// Orders so far, the open one included.

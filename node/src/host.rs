@@ -9,6 +9,11 @@ use serde::Serialize;
 
 use crate::spawn::{Executable, ProgramKind};
 
+/// This host's name; empty where it has none.
+pub fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
+}
+
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]

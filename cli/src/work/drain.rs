@@ -76,7 +76,7 @@ pub fn drain(host: Option<String>, patience: Option<Duration>) -> anyhow::Result
     }
 }
 
-/// The names of what has a part on a host, and what there is to say of it.
+/// The names of the aggregates with a part on a host, and the state of their moves.
 fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
     let (members, work) = (cluster.members()?, cluster.work()?);
     let here = |placed: &&weft_cluster::Placed| placed.parts.iter().any(|part| part.host == host);

@@ -90,7 +90,7 @@ pub fn request(
 
 /// A name for what was given none: unique, and a word of URLs and keys.
 pub fn name_for(what: &str) -> String {
-    let own = crate::node::host_name();
+    let own = weft_node::host::host_name();
     let text = format!("{what}-{}-{}", own.trim(), std::process::id());
     let small = text.to_ascii_lowercase();
     let word: String = small
