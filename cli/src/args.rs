@@ -279,7 +279,8 @@ pub enum ClusterCommand {
     /// Keep the cluster from moving machines by itself, or let it
     HandsOff {
         /// `on`: it moves nothing by itself; `off`: it pulls machines together where there is room
-        #[arg(value_parser = clap::builder::BoolishValueParser::new())]
+        #[arg(value_name = "on|off", action = clap::ArgAction::Set,
+            value_parser = clap::builder::BoolishValueParser::new())]
         hands_off: bool,
     },
     /// Ask for room beside a launcher, which starts this command

@@ -41,6 +41,8 @@ pub(super) struct Site<'a> {
 
 impl Drop for Site<'_> {
     fn drop(&mut self) {
+        // A check that failed may have left its machine.
+        let _ = self.call("home", "vm stop --timeout 0 web");
         let daemons = self.hosts.iter_mut().filter_map(|host| host.daemon.take());
         for process in daemons.chain(self.etcd.take()) {
             let pid = Pid::from_raw(process.pid());
