@@ -14,7 +14,7 @@ BENCH := $(RELEASE)/weft-bench --weft $(RELEASE)/weft --programs $(PROGRAMS) --g
 
 # Rounds of the corpus and losses of each kind: few in `make test`, many in
 # `make soak`.
-ROUNDS ?= 2
+ROUNDS ?= 1
 MOMENTS ?= 3
 SOAK_ROUNDS ?= 100
 SOAK_MOMENTS ?= 50
@@ -71,7 +71,7 @@ check: docs-check ## Format, lints, links, language, layers, rustdoc, licences
 	$(CARGO) fmt --manifest-path models/Cargo.toml --check
 	$(CARGO) clippy --release $(RUNTIME) -- -D warnings
 	$(CARGO) clippy $(OTHERS) --all-targets -- -D warnings
-	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)/fuzz -- -D warnings
+	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir $(TARGET) -- -D warnings
 	$(CARGO) check --release --tests --manifest-path models/Cargo.toml --target-dir $(TARGET)/models
 	$(RUSTDOC) --release $(RUNTIME)
 	$(RUSTDOC) $(OTHERS)
@@ -98,7 +98,7 @@ e2e: under-test damage programs images ## Native runs against runs under weft, f
 	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
 
 fuzz-replay: ## Every input of fuzz/corpus again, crashes of the past among them (seconds)
-	$(CARGO) run --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)/fuzz -- replay fuzz/corpus
+	$(CARGO) run --manifest-path fuzz/Cargo.toml --target-dir $(TARGET) -- replay fuzz/corpus
 
 test: setup check unit fuzz-replay e2e ## All of it
 

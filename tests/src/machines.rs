@@ -172,8 +172,8 @@ fn cases() -> Vec<Case> {
     });
     let litmus = |name, script| Case::check(name, Small, script, &["litmus: well"]);
     cases.push(litmus(
-        "x86-TSO litmus tests, 10000 rounds, 2 vCPUs, soft",
-        "litmus -r 10000 && echo litmus: well",
+        "x86-TSO litmus tests, 3000 rounds, 2 vCPUs, soft",
+        "litmus -r 3000 && echo litmus: well",
     ));
     cases.push(
         litmus(
@@ -203,7 +203,7 @@ fn cases() -> Vec<Case> {
     cases.push(itself().on_two_nodes().long());
     let name = "Debian checks itself quickly, 2 vCPUs, soft";
     let quick = Case::check(name, Disk, QUICK_CHECK, &SELF_CHECKS[..12]);
-    cases.push(quick.on_two_nodes());
+    cases.push(quick.on_two_nodes().long());
     cases
 }
 

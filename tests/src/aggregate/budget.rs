@@ -14,7 +14,7 @@ use super::{Bench, Check, Shape, TWO};
 pub(super) const CHECKS: [(&str, Check); 5] = [
     ("140 MB on a node that may keep 80", far_more_than_fits),
     ("x86-TSO litmus tests, 1.3 MB to spare", |bench| {
-        litmus_rounds(bench, [2000, 3000], "-d 100", &SCARCE)
+        litmus_rounds(bench, [1000, 3000], "-d 100", &SCARCE)
     }),
     ("page tables that move, 1.3 MB to spare", tables),
     ("sums on a node without memory, 2 MB to spare", no_memory),

@@ -99,7 +99,7 @@ fn litmus(bench: &Bench<'_>, follow: &str, least: u64) -> Result<String> {
     let stats = bench.run_directory.join("stats.json");
     let option = format!("json={}", stats.display());
     let options = ["--follow", follow, "--stats", &option];
-    let rounds = if bench.plan.long { 10_000 } else { 5000 };
+    let rounds = if bench.plan.long { 10_000 } else { 2500 };
     let ended = bench.run(TWO, &options, &format!("litmus -d 100 -r {rounds}"))?;
     let tests = judge_litmus(&ended)?;
     let figures: Value = serde_json::from_str(&std::fs::read_to_string(&stats)?)?;

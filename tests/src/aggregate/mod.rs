@@ -169,20 +169,17 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         None => run(oom::NAME, &oom::said),
         Some(why) => skip(oom::NAME, &why),
     }
-    let kvm_missing = kvm_nodes_missing();
-    match &kvm_missing {
-        None => run(updated::ON_KVM, &updated::on_kvm),
-        Some(why) => skip(updated::ON_KVM, why),
-    }
     if plan.long {
         boots::run_slow(&run);
-        match kvm_missing {
+        match kvm_nodes_missing() {
             None => {
                 boots::run_on_kvm(plan, &run);
+                run(updated::ON_KVM, &updated::on_kvm);
                 run(moves::ON_KVM, &moves::on_kvm);
             }
             Some(why) => {
                 skip("boots, kvm", &why);
+                skip(updated::ON_KVM, &why);
                 skip(moves::ON_KVM, &why);
             }
         }

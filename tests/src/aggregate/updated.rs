@@ -18,7 +18,7 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         named,
     ),
     ("litmus tests, all memory kept up to date", |bench| {
-        litmus_rounds(bench, [1000, 4000], "-d 100", &ALL)
+        litmus_rounds(bench, [500, 4000], "-d 100", &ALL)
     }),
     (
         "litmus tests, all memory kept up to date, slow links",
@@ -41,7 +41,7 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         "litmus tests with little memory, all kept up to date",
         |bench| {
             let little = [&ALL[..], &["--spare", "1280K"]].concat();
-            litmus_rounds(bench, [800, 3000], "-d 100", &little)
+            litmus_rounds(bench, [400, 3000], "-d 100", &little)
         },
     ),
 ];

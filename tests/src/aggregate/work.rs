@@ -10,8 +10,8 @@ use super::{Bench, Check, Shape, TWO};
 use crate::guest::{Ended, Guest, until_told};
 
 pub(super) const CHECKS: [(&str, Check); 4] = [
-    ("x86-TSO litmus tests, 5000 rounds", |bench| {
-        litmus(bench, "-d 100 -r 5000", &[])
+    ("x86-TSO litmus tests", |bench| {
+        litmus_rounds(bench, [2000, 5000], "-d 100", &[])
     }),
     (
         "x86-TSO litmus tests, links slow by up to 0.2 ms",
