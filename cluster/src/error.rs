@@ -1,4 +1,4 @@
-use crate::bounds::{PRIORITY_MAX, WORK_HOSTS_MAX};
+use crate::bounds::{CORES_MAX, PRIORITY_MAX, WORK_HOSTS_MAX};
 use std::time::Duration;
 use weft_store::StoreError;
 
@@ -29,12 +29,12 @@ pub enum ClusterError {
     KeyTaken(String),
     #[error("the cluster has as many hosts as it can have: have one leave")]
     Full,
-    #[error("too many hosts join at once: try again")]
+    #[error("others change the same at once: try again")]
     Busy,
     #[error("{0} is no member of the cluster")]
     NoSuchHost(String),
     #[error(
-        "{name:?} is no name for a host or a cluster: use up to 63 small letters, digits and -, a letter or digit first"
+        "{name:?} is no name for a host, a cluster or its work: use up to 63 small letters, digits and -, a letter or digit first"
     )]
     Name { name: String },
     #[error("this host has version {own}, the cluster {cluster}: all hosts need the same")]
@@ -44,7 +44,7 @@ pub enum ClusterError {
     #[error("nothing called {0} runs or waits in this cluster: `weft plan` shows what does")]
     NoSuchWork(String),
     #[error(
-        "the request for {0} is out of bounds: ask for 1 to 65536 cores, 1 MiB to 4 PiB, 1 to \
+        "the request for {0} is out of bounds: ask for 1 to {CORES_MAX} cores, 1 MiB to 4 PiB, 1 to \
          {WORK_HOSTS_MAX} hosts, and a priority up to {PRIORITY_MAX}"
     )]
     BadRequest(String),

@@ -392,9 +392,11 @@ impl Planner {
     /// What runs and was placed by an earlier leader. A part on a host that is not known has
     /// no room here.
     fn adopted(&self, work: &Work) -> Vec<Adopted> {
+        // A forged record may have the number of another one.
+        let mut ids = BTreeSet::new();
         let new = work.placed.values().filter(|placed| {
             let id = AggregateId(placed.id);
-            self.inventory().aggregate(id).is_none()
+            self.inventory().aggregate(id).is_none() && ids.insert(id)
         });
         new.filter_map(|placed| self.adopt(placed)).collect()
     }
@@ -479,11 +481,10 @@ impl Planner {
             Some(parts) => Plan::Place { asked, parts, why },
             None => {
                 let why = format!(
-                    "{} is refused: {} has too little memory for that many of its vCPUs; ask for \
-                     fewer, or for more memory.",
+                    "{} waits: {} has too little memory for the vCPUs that it would get.",
                     asked.request.name, asked.request.home
                 );
-                let refused = true;
+                let refused = false;
                 Plan::Answer {
                     asked,
                     why,

@@ -97,6 +97,9 @@ impl WorkRequest {
     }
 }
 
+/// How often an agent tries to say how an order ended while the leader changes the record.
+const ORDER_TRIES: usize = 8;
+
 /// The longest user name or part of a mark, in bytes.
 const WORD_MAX: usize = 256;
 
@@ -370,30 +373,36 @@ impl Cluster {
         Ok(work.placed.remove(name).filter(|placed| placed.id == id))
     }
 
-    /// An agent has carried an order out, or could not. Does nothing where that order is not
-    /// open any more.
+    /// An agent has carried the order of `placed` out, or could not. What was carried out counts
+    /// also if the leader has taken the order back meanwhile; else that changes nothing.
     pub fn order_ended(
         &self,
         placed: &Placed,
         outcome: Result<(), String>,
     ) -> Result<(), ClusterError> {
         let name = &placed.request.name;
-        let Some(mut now) = self.placed(name, placed.id)? else {
-            return Ok(());
-        };
-        let Some(order) = now.order.take().filter(|_| now.orders == placed.orders) else {
-            return Ok(());
-        };
-        now.failure = outcome.err();
-        if now.failure.is_none() {
-            (now.parts, now.why) = (order.parts, order.why);
+        for _ in 0..ORDER_TRIES {
+            let Some(mut now) = self.placed(name, placed.id)? else {
+                return Ok(());
+            };
+            let is_open = now.order.is_some() && now.orders == placed.orders;
+            match (&placed.order, &outcome) {
+                (Some(order), Ok(())) if now.parts != order.parts => {
+                    (now.parts, now.why) = (order.parts.clone(), order.why.clone());
+                    now.failure = None;
+                }
+                (_, Err(failure)) if is_open => now.failure = Some(failure.clone()),
+                _ => return Ok(()),
+            }
+            now.order = None;
+            let key = format!("{PLACED}{name}");
+            let condition = Condition::Unchanged(key.clone(), now.revision);
+            let change = Change::put(key, json(&now));
+            if self.store.commit(&[condition], &[change])? != Committed::Refused {
+                return Ok(());
+            }
         }
-        let key = format!("{PLACED}{name}");
-        let condition = Condition::Unchanged(key.clone(), now.revision);
-        // Refused: it was forgotten in this moment.
-        self.store
-            .commit(&[condition], &[Change::put(key, json(&now))])?;
-        Ok(())
+        Err(ClusterError::Busy)
     }
 
     /// Deletes what the cluster knows of a name, whatever it is: an operator knows that

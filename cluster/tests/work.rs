@@ -306,14 +306,31 @@ fn a_machine_is_pulled_together_and_drained_by_orders() {
     cluster.set_hands_off(false).unwrap();
     turn(&mut leader, 200);
     let web = turn(&mut leader, 201)["web"].clone();
-    let order = web.order.as_ref().expect("an order");
+    let order = web.order.clone().expect("an order");
     assert_eq!(hosts(&order.parts), ["alpha"]);
     // Without an agent nothing carries it out.
     cluster.end_lease(lease).unwrap();
     turn(&mut leader, 202);
     let web = turn(&mut leader, 203)["web"].clone();
-    assert_eq!((web.order, hosts(&web.parts).len()), (None, 2));
+    assert_eq!((&web.order, hosts(&web.parts).len()), (&None, 2));
     assert_eq!(web.failure.as_deref(), Some("its agent is gone"));
+    // It was only silent, and had carried the order out: that counts.
+    let mut late = web;
+    late.order = Some(order);
+    cluster.order_ended(&late, Ok(())).unwrap();
+    let web = turn(&mut leader, 204)["web"].clone();
+    assert_eq!(
+        (hosts(&web.parts), web.failure),
+        (vec!["alpha".to_owned()], None)
+    );
+    let free = |host: u32| {
+        leader
+            .planner
+            .inventory()
+            .free(weft_place::HostId(host))
+            .cores
+    };
+    assert_eq!((free(0), free(3)), (0, 6));
 }
 
 #[derive(Clone, Debug)]

@@ -5,6 +5,7 @@
 //! from this generator, and the driver takes pieces from it (`guided.rs`). To add a
 //! target, add an entry to [`TARGETS`], then run `.ci/fuzz seeds NAME`.
 
+pub mod cluster;
 pub mod dsm;
 pub mod node;
 pub mod proc;
@@ -38,6 +39,16 @@ pub fn target(name: &str) -> Option<&'static Target> {
 
 /// Every target.
 pub const TARGETS: &[Target] = &[
+    Target {
+        name: "cluster-state",
+        run: cluster::state,
+        valid: cluster::valid_state,
+    },
+    Target {
+        name: "cluster-token",
+        run: cluster::token,
+        valid: cluster::valid_token,
+    },
     Target {
         name: "wire-frame",
         run: wire::frame,

@@ -231,8 +231,13 @@ impl Scheduler {
                 }
             }
             Event::Adopted(adopted) => {
+                let mut ids = BTreeSet::new();
                 for each in &adopted {
                     self.check_adopted(each)?;
+                    if !ids.insert(each.request.id) {
+                        let name = each.request.name.clone();
+                        return Err(InventoryError::RunsAlready(name));
+                    }
                 }
                 for each in adopted {
                     self.adopt(now, each);

@@ -77,3 +77,68 @@ fn list<T, S: ToString>(values: Vec<T>, shown: &[S], unit: &str) -> ListArg<T> {
     let text = words.collect::<Vec<_>>().join(",");
     ListArg { text, values }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::vm::VmCommand;
+
+    fn args(line: &str) -> Result<Box<VmRunArgs>, clap::Error> {
+        let words = ["weft", "vm", "run", "--kernel", "k"];
+        let words = words.into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words)?.command {
+            Command::Vm {
+                command: VmCommand::Run(args),
+            } => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn part(host: &str, cores: u32, memory_mib: u64) -> WorkPart {
+        WorkPart {
+            host: host.into(),
+            cores,
+            memory_mib,
+            reserved_mib: memory_mib,
+        }
+    }
+
+    #[test]
+    fn parts_become_nodes_of_whole_steps() {
+        let mut args = args("--cluster --cpus 4 --memory 1000M").unwrap();
+        let parts = [part("a", 2, 500), part("b", 1, 251), part("c", 1, 249)];
+        put_on(&mut args, &parts, 1000 << 20);
+        assert_eq!(args.on, ["b", "c"]);
+        assert_eq!(
+            (&args.cpus.text[..], &args.cpus.values[..]),
+            ("2,1,1", &[2, 1, 1][..])
+        );
+        assert_eq!(args.memory.text, "502M,250M,248M");
+        assert_eq!(args.memory.values.iter().sum::<u64>(), 1000 << 20);
+    }
+
+    #[test]
+    fn the_cluster_finds_hosts_or_the_command_line_names_them() {
+        for wrong in [
+            "--cluster --on b",
+            "--cluster --nodes 2",
+            "--wait 1",
+            "--dry-run",
+            "--cluster --priority 10",
+            "--cluster --hosts-max 17",
+        ] {
+            assert!(args(wrong).is_err(), "{wrong}");
+        }
+        assert!(args("--cluster --wait 0 --priority 9 --hosts-max 1").is_ok());
+        // Before hosts are found, the machine may be larger than this one.
+        let large = args("--cluster --memory 900000G --spare 64M").unwrap();
+        let error = Plan::check(&large).map(|plan| plan.nodes.memory_bytes);
+        assert!(error.is_ok(), "{error:?}");
+        let mut placed = large;
+        placed.place.placed = true;
+        assert!(Plan::check(&placed).is_err());
+    }
+}

@@ -71,7 +71,9 @@ fn spread_around_home(cluster: &Inventory, request: &Request, start: Start) -> O
             descending(&indices).find(|&(host, _)| cluster.has_devices(host, &request.devices))?
         }
     };
-    let cores = free.cores.min(request.room.cores);
+    // As many cores as it has memory for, in proportion.
+    let by_memory = free.memory_mib * u64::from(request.room.cores) / request.room.memory_mib;
+    let cores = u64::from(free.cores.min(request.room.cores)).min(by_memory.max(1)) as u32;
     let share = request.room.share_of(cores);
     let least = PART_MEMORY_MIN_MIB.min(request.room.memory_mib);
     let here = Room::new(cores, share.memory_mib.max(least).min(free.memory_mib));

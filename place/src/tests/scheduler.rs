@@ -290,6 +290,9 @@ fn a_new_scheduler_adopts_what_runs_and_what_moves() {
     ] {
         assert!(s.step(at(0), Event::Adopted(vec![wrong])).is_err());
     }
+    let twin = || adopted(1, 1, 0, 1, 1);
+    let twins = Event::Adopted(vec![twin(), twin()]);
+    assert!(s.step(at(0), twins).is_err());
     assert_eq!(s.cluster().aggregates().count(), 0);
     let drain = Event::Cordoned {
         host: HostId(0),
