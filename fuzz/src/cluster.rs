@@ -49,8 +49,9 @@ fn host(random: &mut Random, n: usize) -> [Value; 2] {
 }
 
 fn request(random: &mut Random, name: &str) -> Value {
+    let kind = ["program", "machine"][random.below(2)];
     json!({
-        "name": name, "kind": ["program", "machine"][random.below(2)],
+        "name": name, "kind": kind,
         "home": HOSTS[random.below(4)], "user": "u", "cores": number(random, 6),
         "memory_mib": number(random, 4096), "hosts_max": number(random, 6),
         "priority": random.below(4),
@@ -152,7 +153,7 @@ pub fn state(input: &[u8]) {
         };
         let damaged = work.damaged.len();
         let now = Duration::from_secs(20 * turn);
-        for plan in planner.update(now, &members, &work, input.len() % 2 == 0) {
+        for plan in planner.update(now, &members, &work, input.len().is_multiple_of(2)) {
             let _ = match plan {
                 Plan::Place { asked, parts, why } => term.place(&asked, parts, why),
                 Plan::Answer {
