@@ -743,19 +743,22 @@ impl Scheduler {
             let plain = request.devices.is_empty() && request.features == Features::default();
             let plain = plain && request.home.is_none();
             let is_known = plain && failed.contains(&shape);
-            // Its home takes nothing, or hosts lend less than when it was asked for: nothing
-            // waits behind it.
-            let home = request.home;
-            let away = home.is_some_and(|id| !self.cluster.has(id) || !self.cluster.is_listed(id));
-            let hopeless = away || !self.cluster.could_hold(request, self.hosts_max(request));
             if is_known || !self.try_start(now, place, decisions) {
-                if !hopeless {
+                // Nothing waits behind one that has no hope.
+                if is_known || self.may_start_later(self.queue.at(place)) {
                     failed.push(shape);
                 }
                 behind = Some(place);
             }
         }
         self.blocked = !failed.is_empty();
+    }
+
+    /// Whether a request that waits would start if nothing else ran: not where its home takes
+    /// nothing, or hosts lend less than when it was asked for.
+    fn may_start_later(&self, request: &Request) -> bool {
+        let takes = |home| self.cluster.has(home) && self.cluster.is_listed(home);
+        request.home.is_none_or(takes) && self.cluster.could_hold(request, self.hosts_max(request))
     }
 
     /// Starts one request, or says once why it waits.

@@ -20,7 +20,7 @@ const LENT: &str = "1500M";
 /// Longer than any check.
 const BOUND: Duration = Duration::from_secs(120);
 
-pub(super) const CHECKS: [(&str, Check); 10] = [
+pub(super) const CHECKS: [(&str, Check); 11] = [
     ("needs a host that decides", without_leader),
     ("is planned, and nothing starts", dry_run),
     ("runs on several hosts where one is too small", spread),
@@ -28,6 +28,7 @@ pub(super) const CHECKS: [(&str, Check); 10] = [
     ("is a machine", machine),
     ("stays away from a cordoned host", cordoned),
     ("leaves a drained host, and is pulled together", moved),
+    ("goes on while the store stands still", silent_store),
     ("whose launcher is killed is over", killed_launcher),
     ("whose launcher and agent are killed is over", killed_both),
     (
@@ -193,7 +194,8 @@ fn waits(site: &mut Site<'_>) -> Result<()> {
     until("two wait", || {
         Ok(names(&plan(site, "home")?, "waits").len() == 2)
     })?;
-    kill(Pid::from_raw(third.pid()), Signal::SIGINT)?;
+    // Not SIGINT: a shell that runs this suite in the background has it ignored.
+    kill(Pid::from_raw(third.pid()), Signal::SIGTERM)?;
     third.finish()?;
     until("one waits", || {
         Ok(names(&plan(site, "home")?, "waits").len() == 1)
@@ -326,6 +328,33 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
     let views = site.succeeds("home", "vm list --json")?;
     ensure!(views.contains("\"running\""), "{views}");
     site.succeeds("home", "vm stop --timeout 0 web")?;
+    running(site, 0)
+}
+
+fn silent_store(site: &mut Site<'_>) -> Result<()> {
+    let go = site.directory.join("go-silent");
+    let first = hold(site, free_at_home(site)?, &go, &[])?;
+    running(site, 1)?;
+    let second = hold(site, 100, &go, &["--hosts-max", "1"])?;
+    until("one waits", || {
+        Ok(names(&plan(site, "home")?, "waits").len() == 1)
+    })?;
+    site.signal_etcd(Signal::SIGSTOP)?;
+    // All leases end.
+    std::thread::sleep(Duration::from_secs(12));
+    site.signal_etcd(Signal::SIGCONT)?;
+    until("both are known again", || {
+        // The store may not answer yet.
+        let Ok(plan) = plan(site, "home") else {
+            return Ok(false);
+        };
+        let lives = plan["runs"][0]["agent"] == true && plan["leader"].is_string();
+        Ok(lives && names(&plan, "waits").len() == 1)
+    })?;
+    ensure!(names(&plan(site, "home")?, "runs").len() == 1);
+    fs::write(&go, "")?;
+    ended_well(first)?;
+    ended_well(second)?;
     running(site, 0)
 }
 
