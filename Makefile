@@ -15,7 +15,7 @@ BENCH := $(RELEASE)/weft-bench --weft $(RELEASE)/weft --programs $(PROGRAMS) --g
 # Rounds of the corpus and losses of each kind: few in `make test`, many in
 # `make soak`.
 ROUNDS ?= 1
-MOMENTS ?= 3
+MOMENTS ?= 2
 SOAK_ROUNDS ?= 100
 SOAK_MOMENTS ?= 50
 SOAK_BOOTS ?= 100

@@ -11,7 +11,7 @@ use crate::guest::{Ended, Guest, until_told};
 
 pub(super) const CHECKS: [(&str, Check); 4] = [
     ("x86-TSO litmus tests", |bench| {
-        litmus_rounds(bench, [2000, 5000], "-d 100", &[])
+        litmus_rounds(bench, [1200, 5000], "-d 100", &[])
     }),
     (
         "x86-TSO litmus tests, links slow by up to 0.2 ms",
