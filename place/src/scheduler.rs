@@ -8,11 +8,16 @@
 //! - of two waiting requests the one with the higher priority, and of equal ones the
 //!   earlier, is tried first; with [`Limits::backfill`] 0 no request overtakes another.
 
+mod adopted;
+mod leaving;
+
+pub use adopted::Adopted;
+
 use crate::costs::Costs;
 use crate::decision::{Decision, Delayed, Moved, Refused, Started};
-use crate::host::{Features, Health, Host, HostId, Leave};
+use crate::host::{Features, Health, Host, HostId};
 use crate::inventory::{Aggregate, Inventory, InventoryError};
-use crate::placement::{Move, Placement, Transfer};
+use crate::placement::Move;
 use crate::policy::Policy;
 use crate::queue::{Place, Queue};
 use crate::request::{AggregateId, Request, RequestError};
@@ -79,15 +84,6 @@ pub enum Event {
     MoveEnded(AggregateId, MoveResult),
     /// Nothing; time went by until [`Scheduler::next_wake`].
     Passed,
-}
-
-/// An aggregate that runs already. All its hosts have joined; they are taken to have room for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Adopted {
-    pub request: Request,
-    pub placement: Placement,
-    /// What of it is on the move.
-    pub transfers: Vec<Transfer>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,19 +226,7 @@ impl Scheduler {
                     self.got_room([id]);
                 }
             }
-            Event::Adopted(adopted) => {
-                let mut ids = BTreeSet::new();
-                for each in &adopted {
-                    self.check_adopted(each)?;
-                    if !ids.insert(each.request.id) {
-                        let name = each.request.name.clone();
-                        return Err(InventoryError::RunsAlready(name));
-                    }
-                }
-                for each in adopted {
-                    self.adopt(now, each);
-                }
-            }
+            Event::Adopted(adopted) => self.adopt_all(now, adopted)?,
             Event::Requested(request) => return Ok(self.requested(request, decisions)),
             Event::Ended(id) => self.ended(id),
             Event::MoveEnded(id, result) => self.move_ended(now, id, result, decisions),
@@ -256,66 +240,6 @@ impl Scheduler {
             .has(id)
             .then_some(())
             .ok_or(InventoryError::UnknownHost(id))
-    }
-
-    fn check_adopted(&self, adopted: &Adopted) -> Result<(), InventoryError> {
-        let Adopted {
-            request,
-            placement,
-            transfers,
-        } = adopted;
-        let hosts = placement.parts.iter().map(|part| part.host);
-        for host in hosts.chain(transfers.iter().map(|transfer| transfer.to)) {
-            self.known(host)?;
-        }
-        let mut left = placement.clone();
-        for transfer in transfers {
-            let part = left
-                .parts
-                .iter_mut()
-                .find(|part| part.host == transfer.from);
-            let part = part.filter(|part| part.room.holds(transfer.room));
-            part.ok_or(InventoryError::NotThere(transfer.from))?.room -= transfer.room;
-        }
-        match self.cluster.aggregate(request.id) {
-            Some(_) => Err(InventoryError::RunsAlready(request.name.clone())),
-            None => Ok(()),
-        }
-    }
-
-    fn adopt(&mut self, now: Duration, adopted: Adopted) {
-        let Adopted {
-            request,
-            placement,
-            transfers,
-        } = adopted;
-        self.queue.remove(request.id);
-        for part in &placement.parts {
-            self.have_room(part.host, part.room);
-        }
-        let aggregate = request.id;
-        self.cluster.start(request, placement, now);
-        if !transfers.is_empty() {
-            for transfer in &transfers {
-                self.have_room(transfer.to, transfer.room);
-            }
-            let moving = Move {
-                aggregate,
-                transfers,
-            };
-            self.note_move(moving, true);
-        }
-    }
-
-    /// What is there already has room.
-    fn have_room(&mut self, host: HostId, room: Room) {
-        let free = self.cluster.free(host);
-        let lacks = Room::new(
-            room.cores.saturating_sub(free.cores),
-            room.memory_mib.saturating_sub(free.memory_mib),
-        );
-        let capacity = self.cluster.host(host).capacity + lacks;
-        self.cluster.set_capacity(host, capacity);
     }
 
     fn requested(&mut self, request: Request, decisions: &mut Vec<Decision>) -> Option<Place> {
@@ -404,17 +328,6 @@ impl Scheduler {
                 aggregate.placement.parts[0].host,
             );
             decisions.push(Decision::Whole { id, name, host });
-        }
-    }
-
-    /// A host that all must leave is not left by the same failing move at once.
-    fn try_later(&mut self, now: Duration, moving: &Move) {
-        let at = now + self.limits.hold;
-        self.retry.insert(moving.aggregate, at);
-        for transfer in &moving.transfers {
-            if self.leaving.contains(&transfer.from) {
-                self.later.insert((at, transfer.from));
-            }
         }
     }
 
@@ -517,98 +430,6 @@ impl Scheduler {
             self.host_changed(now, host);
             self.freed.insert(host);
         }
-    }
-
-    /// Moves away from hosts that all must leave.
-    fn leave_hosts(&mut self, now: Duration, decisions: &mut Vec<Decision>) {
-        for host in self.leaving.clone() {
-            let Some(why) = self.cluster.host(host).must_leave(now, self.limits.notice) else {
-                continue;
-            };
-            let mut needed = Duration::ZERO;
-            for id in self.cluster.on(host).to_vec() {
-                let aggregate = self.cluster.aggregate(id).expect("it has room there");
-                let name = aggregate.request.name.clone();
-                let waits = self.retry.get(&id).is_some_and(|&until| now < until);
-                let here = aggregate.placement.on(host) != Room::NONE;
-                if aggregate.moving.is_some() || !here || waits {
-                    continue;
-                }
-                let can_move = aggregate.may_leave(host);
-                let Some(moving) = self.away_from(host, aggregate) else {
-                    if self.stuck.insert((id, host)) {
-                        decisions.push(Decision::Stuck {
-                            id,
-                            name,
-                            host,
-                            why: why.clone(),
-                            can_move,
-                        });
-                    }
-                    continue;
-                };
-                needed += self.costs.move_time(&moving);
-                if hosts_of(&moving).iter().any(|host| self.is_busy(*host)) {
-                    continue;
-                }
-                self.stuck.remove(&(id, host));
-                let why = Moved::Leaves {
-                    host,
-                    why: why.clone(),
-                };
-                self.start_move(moving, name, why, true, decisions);
-            }
-            if let Leave::Deadline(left) = why
-                && needed > left
-                && self.too_late.insert(host)
-            {
-                decisions.push(Decision::TooLate { host, needed, left });
-            }
-        }
-    }
-
-    /// How an aggregate's part leaves a host: to a host that has another part of it, else
-    /// as the policy would start it.
-    fn away_from(&self, host: HostId, aggregate: &Aggregate) -> Option<Move> {
-        if !aggregate.may_leave(host) {
-            return None;
-        }
-        let part = aggregate.placement.on(host);
-        let is_home = aggregate.placement.parts[0].host == host;
-        let devices = if is_home {
-            aggregate.request.devices.clone()
-        } else {
-            Vec::new()
-        };
-        let others = aggregate.placement.parts.iter().map(|part| part.host);
-        let near = others
-            .filter(|&other| other != host && self.cluster.room_for_more(other).holds(part))
-            .filter(|&other| self.cluster.has_devices(other, &devices))
-            .min_by_key(|&other| (self.cluster.free(other), other));
-        let destinations = match near {
-            Some(other) => Placement::whole(other, part),
-            None => {
-                let others = aggregate.placement.parts.len() as u32 - 1;
-                let hosts_max = aggregate.request.hosts_max.saturating_sub(others).max(1);
-                let request = Request {
-                    room: part,
-                    devices,
-                    hosts_max,
-                    home: None,
-                    ..aggregate.request.clone()
-                };
-                self.policy.start(&self.cluster, &request)?
-            }
-        };
-        let to_each = destinations.parts.iter().map(|part| Transfer {
-            from: host,
-            to: part.host,
-            room: part.room,
-        });
-        Some(Move {
-            aggregate: aggregate.request.id,
-            transfers: to_each.collect(),
-        })
     }
 
     /// Moves that make placements better, for every host that got room, as far as the
