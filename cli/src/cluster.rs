@@ -50,7 +50,7 @@ fn init(name: &str, store: &StoreArgs, host: &HostArgs) -> anyhow::Result<()> {
 }
 
 fn invite(minutes: u64) -> anyhow::Result<()> {
-    let (membership, cluster) = joined()?;
+    let (membership, cluster) = Membership::joined()?;
     let token = cluster.invite(Duration::from_secs(60 * minutes))?;
     eprintln!(
         "weft: one host can join {} with this token, within {minutes} min: on that host, \
@@ -127,7 +127,7 @@ fn become_member(
 
 fn leave(host: Option<&str>) -> anyhow::Result<()> {
     let directory = config::directory();
-    let membership = Membership::load(&directory)?.ok_or(MemberError::NoMember)?;
+    let membership = Membership::required()?;
     let host = host.unwrap_or(&membership.host);
     if host != membership.host {
         membership.cluster()?.leave(host, None)?;
@@ -149,13 +149,6 @@ fn leave(host: Option<&str>) -> anyhow::Result<()> {
     Membership::remove(&directory)?;
     eprintln!("weft: this host has left the cluster (restart its daemon if one runs)");
     Ok(())
-}
-
-/// This host's cluster.
-fn joined() -> anyhow::Result<(Membership, Cluster)> {
-    let membership = Membership::load(&config::directory())?.ok_or(MemberError::NoMember)?;
-    let cluster = membership.cluster()?;
-    Ok((membership, cluster))
 }
 
 fn address_of(store: &StoreArgs) -> StoreAddress {
@@ -216,7 +209,7 @@ struct Status<'a> {
 }
 
 fn status(json: bool) -> anyhow::Result<()> {
-    let (membership, cluster) = joined()?;
+    let (membership, cluster) = Membership::joined()?;
     let members = cluster.members()?;
     if !members
         .iter()

@@ -17,8 +17,8 @@ use crate::args::RunArgs;
 use crate::values::StatsArg;
 use crate::{summary, watch, work};
 
-/// The aggregate did not start.
-const EXIT_SETUP: u8 = 125;
+/// The longest name in a cluster that is made of a program's.
+const NAME_MAX: usize = 63;
 
 /// Runs the program and ends this process as the program ended.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
@@ -33,21 +33,13 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     };
     let mut options = args.to_options();
     if args.place.cluster {
-        let request = match request(args) {
-            Ok(request) => request,
+        match find_hosts(args, &mut options) {
+            Ok(None) => {}
+            Ok(Some(shown)) => return Ok(shown),
             Err(error) => {
-                eprintln!("weft: {error:#}");
-                return Ok(ExitCode::from(EXIT_SETUP));
-            }
-        };
-        if args.place.dry_run {
-            return work::show_trial(&request);
-        }
-        match work::place(request, args.place.wait, None) {
-            Ok(parts) => put_on(&mut options, &parts),
-            Err(error) => {
-                eprintln!("weft: {error:#}");
-                return Ok(ExitCode::from(EXIT_SETUP));
+                let error = LaunchError::Option(format!("{error:#}"));
+                eprintln!("weft: {}", sentence(&error));
+                return Ok(ExitCode::from(error.exit_code() as u8));
             }
         }
     }
@@ -77,13 +69,24 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Has the cluster find the nodes of the run. `Some`: with `--dry-run` all that was asked for
+/// has been shown.
+fn find_hosts(args: &RunArgs, options: &mut RunOptions) -> anyhow::Result<Option<ExitCode>> {
+    let request = request(args)?;
+    if args.place.dry_run {
+        return Ok(Some(work::show_trial(&request)?));
+    }
+    put_on(options, &work::place(request, args.place.wait, None)?);
+    Ok(None)
+}
+
 /// What the cluster is asked for.
 fn request(args: &RunArgs) -> anyhow::Result<WorkRequest> {
     let [memory] = args.memory[..] else {
         bail!("--cluster needs one --memory: how much all of the program needs");
     };
     let program = Path::new(&args.program[0]).file_name().unwrap_or_default();
-    let name = work::name_for(&program.to_string_lossy());
+    let name = work::name_for(&program.to_string_lossy(), NAME_MAX);
     work::request(name, WorkKind::Program, 1, memory, &args.place)
 }
 

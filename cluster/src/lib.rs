@@ -234,29 +234,15 @@ impl Cluster {
     /// Ends a host's membership, also if its record cannot be read. With `key`, only if the
     /// host has that public key.
     pub fn leave(&self, name: &str, key: Option<&str>) -> Result<(), ClusterError> {
-        let host = format!("{HOSTS}{name}");
-        let none = || ClusterError::NoSuchHost(name.into());
-        let entry = self.store.get(&host)?.ok_or_else(none)?;
-        if key.is_some_and(|key| host::read(&entry).is_none_or(|record| record.key != key)) {
-            return Err(none());
-        }
-        let mut changes = vec![
-            Change::delete(&host),
-            Change::delete(format!("{ALIVE}{name}")),
-            Change::delete(format!("{CORDONS}{name}")),
-        ];
+        let mut changes = [HOSTS, ALIVE, CORDONS]
+            .map(|prefix| Change::delete(format!("{prefix}{name}")))
+            .to_vec();
         for prefix in [KEYS, NUMBERS] {
             let entries = self.store.read(prefix)?.entries.into_iter();
             let of_host = entries.filter(|entry| entry.value == name.as_bytes());
             changes.extend(of_host.map(|entry| Change::delete(entry.key)));
         }
-        match self
-            .store
-            .commit(&[Condition::Unchanged(host, entry.revision)], &changes)?
-        {
-            Committed::Done(_) => Ok(()),
-            Committed::Refused => Err(none()),
-        }
+        self.change_member(name, key, &changes)
     }
 
     /// All members in the order of their names, with what the living ones say. A record that
@@ -304,18 +290,30 @@ impl Cluster {
 
     /// Keeps new work away from a member, has everything leave it, or ends both.
     pub fn cordon(&self, name: &str, cordon: Cordon) -> Result<(), ClusterError> {
-        let host = format!("{HOSTS}{name}");
-        let none = || ClusterError::NoSuchHost(name.into());
-        let entry = self.store.get(&host)?.ok_or_else(none)?;
         let key = format!("{CORDONS}{name}");
         let change = match cordon == Cordon::default() {
             true => Change::delete(key),
             false => Change::put(key, json(&cordon)),
         };
-        match self
-            .store
-            .commit(&[Condition::Unchanged(host, entry.revision)], &[change])?
-        {
+        self.change_member(name, None, &[change])
+    }
+
+    /// Changes something that belongs to a member. With `key`, only if the member has that
+    /// public key.
+    fn change_member(
+        &self,
+        name: &str,
+        key: Option<&str>,
+        changes: &[Change],
+    ) -> Result<(), ClusterError> {
+        let host = format!("{HOSTS}{name}");
+        let none = || ClusterError::NoSuchHost(name.into());
+        let entry = self.store.get(&host)?.ok_or_else(none)?;
+        if key.is_some_and(|key| host::read(&entry).is_none_or(|record| record.key != key)) {
+            return Err(none());
+        }
+        let condition = Condition::Unchanged(host, entry.revision);
+        match self.store.commit(&[condition], changes)? {
             Committed::Done(_) => Ok(()),
             Committed::Refused => Err(none()),
         }
@@ -364,20 +362,8 @@ impl Cluster {
         report: &HostReport,
         lease: LeaseId,
     ) -> Result<(), ClusterError> {
-        let host = format!("{HOSTS}{name}");
-        let none = || ClusterError::NoSuchHost(name.into());
-        let entry = self.store.get(&host)?.ok_or_else(none)?;
-        host::read(&entry)
-            .filter(|record| record.key == key)
-            .ok_or_else(none)?;
         let change = Change::put_leased(format!("{ALIVE}{name}"), json(report), lease);
-        match self
-            .store
-            .commit(&[Condition::Unchanged(host, entry.revision)], &[change])?
-        {
-            Committed::Done(_) => Ok(()),
-            Committed::Refused => Err(none()),
-        }
+        self.change_member(name, Some(key), &[change])
     }
 
     /// Waits until a member comes, goes or changes after `after`, or `wait` is over. The

@@ -32,6 +32,8 @@ pub enum Plan {
     Move { placed: Placed, order: MoveOrder },
     /// Take an order back: nothing carries it out.
     CancelMove { placed: Placed },
+    /// An aggregate must leave a host, and does not.
+    Stuck { host: String, why: String },
     /// Nothing but a sentence for the log.
     Note(String),
 }
@@ -141,10 +143,6 @@ impl Planner {
         }
     }
 
-    pub fn policy_name(&self) -> String {
-        self.scheduler.policy_name()
-    }
-
     /// Hosts, and what is free on them.
     pub fn inventory(&self) -> &Inventory {
         self.scheduler.cluster()
@@ -179,7 +177,10 @@ impl Planner {
         if !adopted.is_empty() {
             self.step(now, [Event::Adopted(adopted)], &mut decisions);
         }
-        let largest = largest(members);
+        let largest = match asked.is_empty() {
+            true => Inventory::new(),
+            false => largest(members),
+        };
         for (id, request) in &asked {
             if self.refused.contains(id) {
                 continue;
@@ -241,9 +242,8 @@ impl Planner {
                         true => MoveResult::Done { took },
                         false => MoveResult::Failed,
                     };
-                    if let Some(failure) = placed.failure.as_ref().filter(|_| !is_done) {
-                        let name = &placed.request.name;
-                        plans.push(Plan::Note(format!("{name} did not move: {failure}")));
+                    if !is_done {
+                        plans.extend(placed.move_state().map(Plan::Note));
                     }
                     events.push(Event::MoveEnded(id, result));
                 }
@@ -446,8 +446,11 @@ impl Planner {
             let order = MoveOrder { parts, why };
             return Some(Plan::Move { placed, order });
         }
-        if let Decision::Stuck { .. } | Decision::TooLate { .. } | Decision::Whole { .. } = decision
-        {
+        if let Decision::Stuck { host, .. } = decision {
+            let host = self.hosts[host].clone();
+            return Some(Plan::Stuck { host, why });
+        }
+        if let Decision::TooLate { .. } | Decision::Whole { .. } = decision {
             return Some(Plan::Note(why));
         }
         let (Decision::Start { id, .. } | Decision::Delay { id, .. } | Decision::Refuse { id, .. }) =

@@ -163,6 +163,16 @@ pub struct MoveOrder {
 }
 
 impl Placed {
+    /// Its open move, or why the last one failed: a sentence.
+    pub fn move_state(&self) -> Option<String> {
+        let failed = || {
+            let failure = self.failure.as_ref()?;
+            Some(format!("{} did not move: {failure}.", self.request.name))
+        };
+        let order = self.order.as_ref().map(|order| order.why.clone());
+        order.or_else(failed)
+    }
+
     fn is_sound(&self) -> bool {
         let order = self.order.as_ref();
         self.request.is_sound()

@@ -93,8 +93,12 @@ impl Leader {
 
     fn plan(&mut self, cluster: &Cluster, now: u64) -> Vec<Plan> {
         let (members, work) = (cluster.members().unwrap(), cluster.work().unwrap());
-        self.planner
-            .update(Duration::from_secs(now), &members, &work, false)
+        self.planner.update(
+            Duration::from_secs(now),
+            &members,
+            &work,
+            cluster.hands_off().unwrap(),
+        )
     }
 
     fn commit(&self, plans: Vec<Plan>) -> Result<(), ClusterError> {
@@ -108,7 +112,7 @@ impl Leader {
                 } => self.term.answer(&asked, why, refused)?,
                 Plan::Move { placed, order } => self.term.order(&placed, order)?,
                 Plan::CancelMove { placed } => self.term.cancel_order(&placed)?,
-                Plan::Note(_) => true,
+                Plan::Stuck { .. } | Plan::Note(_) => true,
             };
         }
         Ok(())
@@ -295,30 +299,23 @@ fn a_machine_is_pulled_together_and_drained_by_orders() {
     // Room at home: it is pulled together, unless hands are off.
     cluster.work_ended("first", first).unwrap();
     cluster.set_hands_off(true).unwrap();
-    let members = cluster.members().unwrap();
-    let plans = Planner::new(policy_by_name("fragbff-fewest-hosts").unwrap()).update(
-        Duration::from_secs(100),
-        &members,
-        &cluster.work().unwrap(),
-        cluster.hands_off().unwrap(),
-    );
-    assert_eq!(plans, []);
-    cluster.set_hands_off(false).unwrap();
     turn(&mut leader, 200);
-    let web = turn(&mut leader, 201)["web"].clone();
+    assert_eq!(turn(&mut leader, 300)["web"].order, None, "hands are off");
+    cluster.set_hands_off(false).unwrap();
+    let web = turn(&mut leader, 301)["web"].clone();
     let order = web.order.clone().expect("an order");
     assert_eq!(hosts(&order.parts), ["alpha"]);
     // Without an agent nothing carries it out.
     cluster.end_lease(lease).unwrap();
-    turn(&mut leader, 202);
-    let web = turn(&mut leader, 203)["web"].clone();
+    turn(&mut leader, 302);
+    let web = turn(&mut leader, 303)["web"].clone();
     assert_eq!((&web.order, hosts(&web.parts).len()), (&None, 2));
     assert_eq!(web.failure.as_deref(), Some("its agent is gone"));
     // It was only silent, and had carried the order out: that counts.
     let mut late = web;
     late.order = Some(order);
     cluster.order_ended(&late, Ok(())).unwrap();
-    let web = turn(&mut leader, 204)["web"].clone();
+    let web = turn(&mut leader, 304)["web"].clone();
     assert_eq!(
         (hosts(&web.parts), web.failure),
         (vec!["alpha".to_owned()], None)
@@ -495,7 +492,9 @@ impl Site {
                 self.cluster.end_lease(self.leader.lease).unwrap();
                 let next = Leader::new(&self.cluster, "beta", self.policy).unwrap();
                 let old = std::mem::replace(&mut self.leader, next);
-                let nothing = plans.iter().all(|plan| matches!(plan, Plan::Note(_)));
+                let nothing = plans
+                    .iter()
+                    .all(|plan| matches!(plan, Plan::Stuck { .. } | Plan::Note(_)));
                 match old.commit(plans) {
                     Err(ClusterError::NotLeader(_)) => {}
                     outcome => assert!(nothing, "{outcome:?}"),

@@ -163,7 +163,7 @@ pub fn state(input: &[u8]) {
                 } => term.answer(&asked, why, refused),
                 Plan::Move { placed, order } => term.order(&placed, order),
                 Plan::CancelMove { placed } => term.cancel_order(&placed),
-                Plan::Note(_) => Ok(true),
+                Plan::Stuck { .. } | Plan::Note(_) => Ok(true),
             };
         }
         let after = cluster.work().expect("a store in memory");

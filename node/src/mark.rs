@@ -33,8 +33,7 @@ pub fn show(mark: &Mark, role: &str) -> io::Result<UnixDatagram> {
 }
 
 /// Whether nobody shows it any more. The kernel's list can lack a socket while others close:
-/// ask twice. A mark of another network namespace cannot be judged here:
-/// it counts as shown.
+/// ask twice. A mark of another network namespace cannot be judged here, and counts as shown.
 pub fn is_gone(mark: &Mark) -> io::Result<bool> {
     if mark.boot != boot()? {
         return Ok(true);

@@ -156,6 +156,18 @@ impl Membership {
             })
     }
 
+    /// This host's membership; refused where it is no member.
+    pub fn required() -> Result<Membership, MemberError> {
+        Membership::load(&config::directory())?.ok_or(MemberError::NoMember)
+    }
+
+    /// This host's membership, and the cluster.
+    pub fn joined() -> Result<(Membership, Cluster), MemberError> {
+        let membership = Membership::required()?;
+        let cluster = membership.cluster()?;
+        Ok((membership, cluster))
+    }
+
     /// Refused where this host is a member already.
     pub fn save(&self, directory: &Path) -> Result<(), MemberError> {
         let path = directory.join(MEMBER_FILE);

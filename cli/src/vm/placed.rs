@@ -7,7 +7,7 @@ use weft_machine::MEMORY_STEP;
 
 use super::args::{BackEndArg, VmRunArgs};
 use super::error::VmError;
-use super::plan::Plan;
+use super::plan::{NAME_MAX, Plan};
 use super::suboptions::ListArg;
 use crate::work;
 
@@ -39,7 +39,7 @@ pub fn check(args: &mut VmRunArgs) -> anyhow::Result<Checked> {
     // By this name its agent finds it.
     let name = args
         .name
-        .get_or_insert_with(|| work::name_for("vm"))
+        .get_or_insert_with(|| work::name_for("vm", NAME_MAX))
         .clone();
     let mut request = work::request(name.clone(), WorkKind::Machine, cpus, memory, &args.place)?;
     if args.deterministic || args.backend == BackEndArg::Kvm {
@@ -50,7 +50,8 @@ pub fn check(args: &mut VmRunArgs) -> anyhow::Result<Checked> {
         return Ok(Checked::Shown(work::show_trial(&request)?));
     }
     let parts = work::place(request, args.place.wait, Some(name))?;
-    args.place.placed = true;
+    // From here on as if the command line had named them.
+    args.place.cluster = false;
     put_on(args, &parts, memory);
     Ok(Checked::Runs(Box::new(Plan::check(args)?)))
 }
@@ -85,6 +86,7 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
     use crate::vm::VmCommand;
+    use crate::work::part;
 
     fn args(line: &str) -> Result<Box<VmRunArgs>, clap::Error> {
         let words = ["weft", "vm", "run", "--kernel", "k"];
@@ -94,15 +96,6 @@ mod tests {
                 command: VmCommand::Run(args),
             } => Ok(args),
             other => panic!("{other:?}"),
-        }
-    }
-
-    fn part(host: &str, cores: u32, memory_mib: u64) -> WorkPart {
-        WorkPart {
-            host: host.into(),
-            cores,
-            memory_mib,
-            reserved_mib: memory_mib,
         }
     }
 
@@ -135,10 +128,10 @@ mod tests {
         assert!(args("--cluster --wait 0 --priority 9 --hosts-max 1").is_ok());
         // Before hosts are found, the machine may be larger than this one.
         let large = args("--cluster --memory 900000G --spare 64M").unwrap();
-        let error = Plan::check(&large).map(|plan| plan.nodes.memory_bytes);
-        assert!(error.is_ok(), "{error:?}");
+        let checked = Plan::check(&large).map(|plan| plan.nodes.memory_bytes);
+        assert!(checked.is_ok(), "{checked:?}");
         let mut placed = large;
-        placed.place.placed = true;
+        placed.place.cluster = false;
         assert!(Plan::check(&placed).is_err());
     }
 }

@@ -20,7 +20,7 @@ use super::suboptions::{ConsoleArg, NetArg};
 use super::updated;
 
 /// Longest name of a machine: it becomes a part of a socket's path.
-const NAME_MAX: usize = 40;
+pub const NAME_MAX: usize = 40;
 /// Longest name of a network device (`IFNAMSIZ`, without its zero).
 const TAP_NAME_MAX: usize = 15;
 /// What a kernel is told unless the user tells it something.
@@ -63,9 +63,8 @@ impl Plan {
         let completed = restored.as_ref().map(|restored| restored.complete(args));
         let args = completed.as_ref().unwrap_or(args);
         let nodes = Nodes::check(args)?;
-        // Before the cluster has found hosts their number is not known.
-        let is_placed = !args.place.cluster || args.place.placed;
-        if is_placed {
+        // Until the cluster has found hosts their number is not known.
+        if !args.place.cluster {
             check_one_node(args, &nodes)?;
         }
         let configuration = match &restored {
@@ -83,7 +82,7 @@ impl Plan {
             check_host(model).map_err(|error| VmError::Option(error.to_string()))?;
         }
         check_devices(&configuration, &nodes)?;
-        if is_placed {
+        if !args.place.cluster {
             check_memory(bytes_here(&configuration, &nodes))?;
         }
         let name = match &args.name {

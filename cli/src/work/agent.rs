@@ -11,10 +11,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, Placed, WorkRequest};
 use weft_node::error::sentence;
 use weft_node::mark;
+use weft_node::member::Membership;
+use weft_node::said::plain;
 use weft_store::{LeaseId, StoreError};
 
 use super::mover::Mover;
-use super::{Order, Reply};
+use super::{Instructions, Reply};
 
 /// The lease is renewed once in each.
 const TURN: Duration = ALIVE_LEASE.checked_div(5).expect("not by zero");
@@ -37,10 +39,10 @@ pub fn run() -> anyhow::Result<ExitCode> {
     while io::Read::read(&mut unbuffered()?, &mut byte)? == 1 && byte[0] != b'\n' {
         line.push(byte[0]);
     }
-    let order: Order = serde_json::from_slice(&line)
+    let instructions: Instructions = serde_json::from_slice(&line)
         .context("this command is for `weft run --cluster` and `weft vm start --cluster`")?;
-    let _shown = mark::show(&order.request.mark, "agent").context("cannot make a socket")?;
-    let (reply, agent) = match Agent::ask(order) {
+    let _shown = mark::show(&instructions.request.mark, "agent").context("cannot make a socket")?;
+    let (reply, agent) = match Agent::ask(instructions) {
         Ok((agent, Placed { parts, why, .. })) => (Reply::Placed { parts, why }, Some(agent)),
         Err(error) => (Reply::Failed(format!("{error:#}")), None),
     };
@@ -95,10 +97,10 @@ struct Agent {
 
 impl Agent {
     /// Asks, and waits for a place.
-    fn ask(order: Order) -> anyhow::Result<(Agent, Placed)> {
-        let (_, cluster) = super::joined()?;
+    fn ask(instructions: Instructions) -> anyhow::Result<(Agent, Placed)> {
+        let (_, cluster) = Membership::joined()?;
         let lease = cluster.lease()?;
-        let request = order.request;
+        let request = instructions.request;
         let asked = cluster.ask(&request, lease);
         if asked.is_err() {
             // Else it ends by itself.
@@ -112,9 +114,9 @@ impl Agent {
             request,
             mover: None,
         };
-        match agent.wait_for_place(order.patience) {
+        match agent.wait_for_place(instructions.patience) {
             Ok(placed) => {
-                let machine = order.machine;
+                let machine = instructions.machine;
                 agent.mover = machine.map(|machine| Mover::new(machine, &placed.parts));
                 Ok((agent, placed))
             }
@@ -129,9 +131,9 @@ impl Agent {
         let begun = Instant::now();
         let mut told = String::new();
         let mut tell = |why: &str| {
-            if told != why {
+            if !why.is_empty() && told != why {
                 // A launcher may have closed it.
-                let _ = writeln!(io::stderr(), "weft: {}", super::plain(why));
+                let _ = writeln!(io::stderr(), "weft: {}", plain(why));
                 told = why.to_owned();
             }
         };
@@ -182,24 +184,24 @@ impl Agent {
             return Ok(None);
         }
         let left = patience.map(|patience| patience.saturating_sub(begun.elapsed()));
-        match work.answer(name, self.id) {
+        let is_over = left == Some(Duration::ZERO);
+        let why = match work.answer(name, self.id) {
             Some(answer) if answer.refused => bail!("{}", answer.why.trim_end_matches('.')),
-            Some(answer) if left == Some(Duration::ZERO) => bail!(
+            Some(answer) => answer.why.clone(),
+            None if begun.elapsed() < NO_LEADER => String::new(),
+            None if self.cluster.leader()?.is_some() => {
+                "The host that decides has not answered yet.".into()
+            }
+            None => "No host decides in this cluster: run `weft node start` on a member.".into(),
+        };
+        if is_over && !why.is_empty() {
+            bail!(
                 "{} (not started: it has waited {} s)",
-                answer.why.trim_end_matches('.'),
+                why.trim_end_matches('.'),
                 begun.elapsed().as_secs()
-            ),
-            Some(answer) => tell(&answer.why),
-            None if begun.elapsed() < NO_LEADER => {}
-            None if left == Some(Duration::ZERO) && self.cluster.leader()?.is_some() => {
-                bail!("the host that decides did not answer")
-            }
-            None if self.cluster.leader()?.is_some() => {}
-            None if left == Some(Duration::ZERO) => {
-                bail!("no host decides in this cluster: run `weft node start` on a member")
-            }
-            None => tell("no host decides in this cluster: run `weft node start` on a member"),
+            );
         }
+        tell(&why);
         let wait = match left {
             None | Some(Duration::ZERO) => TURN,
             Some(left) => left.min(TURN),

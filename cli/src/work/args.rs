@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use weft_cluster::{PRIORITY_MAX, WORK_HOSTS_MAX};
 
 use crate::values::parse_seconds;
 
@@ -22,13 +23,10 @@ pub struct PlaceArgs {
     pub dry_run: bool,
     /// With `--cluster`: 0 to 9; those that wait with a larger one are served first
     #[arg(long, value_name = "N", requires = "cluster", default_value_t = 0,
-        value_parser = clap::value_parser!(u8).range(..=9))]
+        value_parser = clap::value_parser!(u8).range(..=i64::from(PRIORITY_MAX)))]
     pub priority: u8,
     /// With `--cluster`: the most hosts, 1 to 16 [default: 16]
     #[arg(long, value_name = "N", requires = "cluster",
-        value_parser = clap::value_parser!(u32).range(1..=16))]
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(WORK_HOSTS_MAX)))]
     pub hosts_max: Option<u32>,
-    /// The cluster has found the hosts.
-    #[arg(skip)]
-    pub placed: bool,
 }

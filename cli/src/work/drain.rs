@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use weft_cluster::{Cluster, Cordon, Plan};
+use weft_cluster::{Cluster, Cordon, Placed, Plan};
+use weft_node::member::Membership;
+use weft_node::said::plain;
 
 use super::plan::planner;
 
@@ -12,7 +14,7 @@ const TURN: Duration = Duration::from_secs(2);
 
 /// The host, or this one.
 fn host_or_own(host: Option<String>) -> anyhow::Result<(Cluster, String)> {
-    let (membership, cluster) = super::joined()?;
+    let (membership, cluster) = Membership::joined()?;
     Ok((cluster, host.unwrap_or(membership.host)))
 }
 
@@ -58,7 +60,7 @@ pub fn drain(host: Option<String>, patience: Option<Duration>) -> anyhow::Result
         }
         if said != told {
             for line in &said {
-                eprintln!("weft: {}", super::plain(line));
+                eprintln!("weft: {}", plain(line));
             }
             told = said;
         }
@@ -79,27 +81,16 @@ pub fn drain(host: Option<String>, patience: Option<Duration>) -> anyhow::Result
 /// The names of the aggregates with a part on a host, and the state of their moves.
 fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
     let (members, work) = (cluster.members()?, cluster.work()?);
-    let here = |placed: &&weft_cluster::Placed| placed.parts.iter().any(|part| part.host == host);
-    let left: Vec<&weft_cluster::Placed> = work.placed.values().filter(here).collect();
+    let here = |placed: &&Placed| placed.parts.iter().any(|part| part.host == host);
+    let left: Vec<&Placed> = work.placed.values().filter(here).collect();
     let names = left.iter().map(|placed| placed.request.name.clone());
-    let mut said: Vec<String> = left
-        .iter()
-        .filter_map(|placed| {
-            let name = &placed.request.name;
-            let failure = placed.failure.as_ref();
-            let failure = failure.map(|failure| format!("{name} did not move: {failure}"));
-            placed
-                .order
-                .as_ref()
-                .map(|order| order.why.clone())
-                .or(failure)
-        })
-        .collect();
+    let moves = left.iter().filter_map(|placed| placed.move_state());
+    let mut said: Vec<String> = moves.collect();
     for plan in planner()?.update(Duration::ZERO, &members, &work, true) {
-        if let Plan::Note(note) = plan
-            && note.contains(&format!("has to leave {host},"))
+        if let Plan::Stuck { host: at, why } = plan
+            && at == host
         {
-            said.push(note);
+            said.push(why);
         }
     }
     Ok((names.collect(), said))
@@ -107,7 +98,7 @@ fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<St
 
 /// Whether the cluster moves nothing by itself.
 pub fn hands_off(hands_off: bool) -> anyhow::Result<()> {
-    let (_, cluster) = super::joined()?;
+    let (_, cluster) = Membership::joined()?;
     cluster.set_hands_off(hands_off)?;
     match hands_off {
         true => {

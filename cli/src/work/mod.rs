@@ -21,13 +21,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use weft_cluster::{Cluster, PRIORITY_MAX, WORK_HOSTS_MAX, WorkKind, WorkPart, WorkRequest};
-use weft_node::member::{MemberError, Membership};
-use weft_node::{config, mark};
+use weft_cluster::{WORK_HOSTS_MAX, WorkKind, WorkPart, WorkRequest};
+use weft_node::mark;
+use weft_node::member::Membership;
+use weft_node::said::plain;
 
 /// What an agent is told.
 #[derive(Serialize, Deserialize)]
-struct Order {
+struct Instructions {
     request: WorkRequest,
     /// How long it may wait; for ever if `None`.
     patience: Option<Duration>,
@@ -47,21 +48,6 @@ enum Reply {
     Failed(String),
 }
 
-/// The longest name of a machine.
-const NAME_MAX: usize = 40;
-
-/// What another member wrote, for a terminal: without what would steer it.
-fn plain(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).collect()
-}
-
-/// This host's cluster, and how it is called there.
-fn joined() -> Result<(Membership, Cluster), MemberError> {
-    let membership = Membership::load(&config::directory())?.ok_or(MemberError::NoMember)?;
-    let cluster = membership.cluster()?;
-    Ok((membership, cluster))
-}
-
 /// A request of this user, on this host.
 pub fn request(
     name: String,
@@ -70,7 +56,7 @@ pub fn request(
     memory_bytes: u64,
     args: &PlaceArgs,
 ) -> anyhow::Result<WorkRequest> {
-    let membership = Membership::load(&config::directory())?.ok_or(MemberError::NoMember)?;
+    let membership = Membership::required()?;
     let user = nix::unistd::User::from_uid(nix::unistd::geteuid());
     Ok(WorkRequest {
         name,
@@ -83,13 +69,14 @@ pub fn request(
         cores,
         memory_mib: memory_bytes.div_ceil(1 << 20),
         hosts_max: args.hosts_max.unwrap_or(WORK_HOSTS_MAX),
-        priority: args.priority.min(PRIORITY_MAX),
+        priority: args.priority,
         mark: mark::new().context("cannot tell the cluster how to find this process")?,
     })
 }
 
-/// A name for what was given none: unique, and a word of URLs and keys.
-pub fn name_for(what: &str) -> String {
+/// A name for what was given none: unique, a word of URLs and keys, and no longer than `longest`
+/// bytes.
+pub fn name_for(what: &str, longest: usize) -> String {
     let own = weft_node::host::host_name();
     let text = format!("{what}-{}-{}", own.trim(), std::process::id());
     let small = text.to_ascii_lowercase();
@@ -99,7 +86,7 @@ pub fn name_for(what: &str) -> String {
         .collect();
     let start = word.trim_start_matches('-');
     // The end makes it unique.
-    start[start.len().saturating_sub(NAME_MAX)..]
+    start[start.len().saturating_sub(longest)..]
         .trim_start_matches('-')
         .into()
 }
@@ -124,7 +111,7 @@ pub fn place(
         (Some(orders), Some(replies)) => (orders, replies),
         _ => bail!("the agent has no pipes"),
     };
-    let mut line = serde_json::to_vec(&Order {
+    let mut line = serde_json::to_vec(&Instructions {
         request,
         patience,
         machine,
@@ -147,5 +134,16 @@ pub fn place(
             std::mem::forget(shown);
             Ok(parts)
         }
+    }
+}
+
+/// A part, for tests.
+#[cfg(test)]
+pub fn part(host: &str, cores: u32, memory_mib: u64) -> WorkPart {
+    WorkPart {
+        host: host.into(),
+        cores,
+        memory_mib,
+        reserved_mib: memory_mib,
     }
 }

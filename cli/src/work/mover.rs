@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use weft_api::ChangeView;
 use weft_cluster::{MoveOrder, WorkPart};
+use weft_machine::MEMORY_STEP;
+use weft_machine::migration::Migrated;
 
 /// A migration that takes longer is put back.
 const BOUND: Duration = Duration::from_secs(600);
@@ -13,24 +15,6 @@ const BOUND: Duration = Duration::from_secs(600);
 const GRACE: Duration = Duration::from_secs(120);
 /// How often a migration that runs is looked at.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// What `weft vm migrate --json` prints, as far as it is used here.
-#[derive(Deserialize)]
-struct Report {
-    migrated: Option<Migrated>,
-}
-
-#[derive(Deserialize)]
-struct Migrated {
-    nodes: Vec<usize>,
-    stays: Vec<Stay>,
-}
-
-#[derive(Deserialize)]
-struct Stay {
-    node: usize,
-    reason: String,
-}
 
 /// One machine, and where its nodes are.
 pub struct Mover {
@@ -64,9 +48,9 @@ impl Mover {
             &["migrate", &self.machine, &destinations, "--json"],
             meanwhile,
         )?;
-        let report: Report = serde_json::from_str(&report)
+        let report: ChangeView = serde_json::from_str(&report)
             .map_err(|error| format!("the migration's report cannot be read: {error}"))?;
-        let Some(Migrated { nodes, stays }) = report.migrated else {
+        let Some(Migrated { nodes, stays, .. }) = report.migrated else {
             return Err("the migration's report has no destinations".into());
         };
         let node = nodes.first().ok_or("the migration has no destination")?;
@@ -88,13 +72,13 @@ impl Mover {
         let joins = !self.nodes.contains_key(&to.host);
         let first = match joins {
             // A node that joins needs room for pages of others besides.
-            true => format!("{}={}M", to.host, even(with_spare(to.memory_mib))),
-            false => format!("{}={}M", self.nodes[&to.host], even(to.memory_mib)),
+            true => format!("{}={}M", to.host, whole_steps(with_spare(to.memory_mib))),
+            false => format!("{}={}M", self.nodes[&to.host], whole_steps(to.memory_mib)),
         };
         let mut all = vec![first];
         for part in after.iter().filter(|part| part.host != to.host) {
             let node = self.nodes.get(&part.host).ok_or_else(|| not_there(part))?;
-            all.push(format!("{node}={}M", even(part.memory_mib)));
+            all.push(format!("{node}={}M", whole_steps(part.memory_mib)));
         }
         Ok(all.join(","))
     }
@@ -165,9 +149,9 @@ fn whole_part<'a>(
     }
 }
 
-/// Memory of nodes is given in steps of 2 MiB.
-fn even(mib: u64) -> u64 {
-    mib.next_multiple_of(2)
+/// Memory of nodes is given in steps.
+fn whole_steps(mib: u64) -> u64 {
+    mib.next_multiple_of(MEMORY_STEP >> 20)
 }
 
 fn with_spare(mib: u64) -> u64 {
@@ -177,15 +161,7 @@ fn with_spare(mib: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn part(host: &str, cores: u32, memory_mib: u64) -> WorkPart {
-        WorkPart {
-            host: host.into(),
-            cores,
-            memory_mib,
-            reserved_mib: memory_mib,
-        }
-    }
+    use crate::work::part;
 
     #[test]
     fn an_order_becomes_destinations() {

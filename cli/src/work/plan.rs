@@ -4,7 +4,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
-use weft_cluster::{Member, MoveOrder, POLICY, Plan, Planner, Work, WorkPart, WorkRequest};
+use weft_cluster::{Member, MoveOrder, POLICY, Placed, Plan, Planner, Work, WorkPart, WorkRequest};
+use weft_node::member::Membership;
+use weft_node::said::plain;
 use weft_node::size::format_bytes;
 use weft_place::policy_by_name;
 
@@ -16,7 +18,7 @@ pub(super) fn planner() -> anyhow::Result<Planner> {
 
 /// Prints what would become of a request, and asks for nothing.
 pub fn show_trial(request: &WorkRequest) -> anyhow::Result<ExitCode> {
-    let (_, cluster) = super::joined()?;
+    let (_, cluster) = Membership::joined()?;
     let (members, work) = (cluster.members()?, cluster.work()?);
     if work.placed.contains_key(&request.name) {
         anyhow::bail!(weft_cluster::ClusterError::WorkNameTaken(
@@ -66,6 +68,8 @@ struct RunLine<'a> {
     moving: Option<&'a MoveOrder>,
     /// Why the last move did not come about.
     failure: Option<&'a str>,
+    #[serde(skip)]
+    placed: &'a Placed,
 }
 
 #[derive(Serialize)]
@@ -95,7 +99,7 @@ struct Overview<'a> {
 
 /// `weft plan`.
 pub fn show(json: bool) -> anyhow::Result<ExitCode> {
-    let (_, cluster) = super::joined()?;
+    let (_, cluster) = Membership::joined()?;
     let (members, work) = (cluster.members()?, cluster.work()?);
     let mut planner = planner()?;
     // What it would answer now: what the leader said may be older.
@@ -153,6 +157,7 @@ fn runs(work: &Work) -> Vec<RunLine<'_>> {
             why: &placed.why,
             moving: placed.order.as_ref(),
             failure: placed.failure.as_deref(),
+            placed,
         });
     }
     lines
@@ -246,7 +251,7 @@ fn render(overview: &Overview<'_>) -> String {
                 vec![
                     run.name.to_owned(),
                     run.kind.to_owned(),
-                    super::plain(run.user),
+                    plain(run.user),
                     match run {
                         RunLine { agent: false, .. } => "agent silent",
                         RunLine {
@@ -277,9 +282,9 @@ fn render(overview: &Overview<'_>) -> String {
                 vec![
                     wait.name.to_owned(),
                     wait.kind.to_owned(),
-                    super::plain(wait.user),
+                    plain(wait.user),
                     format!("{}/{}", wait.cores, mib(wait.memory_mib)),
-                    super::plain(&wait.why),
+                    plain(&wait.why),
                 ]
             })
             .collect();
@@ -293,12 +298,12 @@ fn render(overview: &Overview<'_>) -> String {
         text += "\n";
         text += &table::render(&head, &rows);
     }
-    for run in &overview.runs {
-        if let Some(order) = run.moving {
-            text += &format!("\n{}\n", super::plain(&order.why));
-        } else if let Some(failure) = run.failure {
-            text += &format!("\n{} did not move: {}\n", run.name, super::plain(failure));
-        }
+    for state in overview
+        .runs
+        .iter()
+        .filter_map(|run| run.placed.move_state())
+    {
+        text += &format!("\n{}\n", plain(&state));
     }
     for key in overview.damaged {
         text += &format!(
@@ -310,7 +315,7 @@ fn render(overview: &Overview<'_>) -> String {
 
 /// `weft cluster forget`.
 pub fn forget(name: &str) -> anyhow::Result<()> {
-    let (_, cluster) = super::joined()?;
+    let (_, cluster) = Membership::joined()?;
     cluster.forget_work(name)?;
     eprintln!("weft: the cluster has forgotten {name}: its name and its room are free");
     Ok(())

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft_cluster::{Cluster, ClusterError, LEADER_LEASE, POLICY, Plan, Planner, Term};
+use weft_cluster::{Cluster, ClusterError, LEADER_LEASE, Member, POLICY, Plan, Planner, Term};
 use weft_place::policy_by_name;
 use weft_store::{LeaseId, StoreError};
 
@@ -81,7 +81,7 @@ impl Candidate {
         if !cluster.wait_for_vacancy(TURN)? || self.ends(Duration::ZERO) {
             return Ok(());
         }
-        self.check_member(&cluster)?;
+        self.check_member(&cluster.members()?)?;
         let lease = cluster.lease_to_lead()?;
         let Some(term) = cluster.campaign(&self.membership.host, lease)? else {
             cluster.end_lease(lease)?;
@@ -91,10 +91,9 @@ impl Candidate {
     }
 
     /// A host that was removed decides nothing.
-    fn check_member(&self, cluster: &Cluster) -> Result<(), MemberError> {
+    fn check_member(&self, members: &[Member]) -> Result<(), MemberError> {
         let key = self.shared.keys.public().to_string();
         let host = &self.membership.host;
-        let members = cluster.members()?;
         let mut records = members.iter().map(|member| &member.record);
         match records.any(|record| record.name == *host && record.key == key) {
             true => Ok(()),
@@ -134,8 +133,8 @@ impl Candidate {
         let begun = Instant::now();
         while !self.ends(Duration::ZERO) {
             cluster.renew(lease)?;
-            self.check_member(cluster)?;
             let (members, work) = (cluster.members()?, cluster.work()?);
+            self.check_member(&members)?;
             let hands_off = cluster.hands_off()?;
             let mut renewed = Instant::now();
             for plan in planner.update(begun.elapsed(), &members, &work, hands_off) {
@@ -172,7 +171,7 @@ impl Candidate {
                 let why = format!("{} cannot move: its agent is gone", placed.request.name);
                 (term.cancel_order(&placed)?, why)
             }
-            Plan::Note(why) => (true, why),
+            Plan::Stuck { why, .. } | Plan::Note(why) => (true, why),
         };
         if done {
             self.shared.say(&format!("cluster: {why}"));

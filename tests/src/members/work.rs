@@ -315,13 +315,12 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
         "{before:?} became {after:?}"
     );
     site.succeeds("home", &format!("node uncordon {}", before[1]))?;
-    // There is room at home now: but hands are off.
     site.succeeds("home", "cluster hands-off on")?;
+    ensure!(plan(site, "home")?["hands_off"] == true);
+    site.succeeds("home", "cluster hands-off off")?;
+    ensure!(plan(site, "home")?["hands_off"] == false);
     fs::write(&go, "")?;
     ended_well(first)?;
-    std::thread::sleep(Duration::from_secs(3));
-    ensure!(hosts_of_web(site)? == after, "it was moved");
-    site.succeeds("home", "cluster hands-off off")?;
     until("it is pulled together", || {
         Ok(hosts_of_web(site)? == ["home"])
     })?;
