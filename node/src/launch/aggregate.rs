@@ -31,8 +31,10 @@ pub struct Aggregate<'a, W: Workload> {
     pub home_talks: bool,
     /// All others, by number.
     pub nodes: Vec<Node<W>>,
-    /// When the last round of the loop was, to notice that this process was stopped.
-    last_turn: Instant,
+    /// The time of this turn of the loop, or of the last, to notice that this process
+    /// was stopped. Leases are compared with it and not with a later time: a stop since
+    /// would count against the nodes.
+    turn: Instant,
 }
 
 impl<'a, W: Workload> Aggregate<'a, W> {
@@ -49,7 +51,7 @@ impl<'a, W: Workload> Aggregate<'a, W> {
             home,
             home_talks: true,
             nodes,
-            last_turn: Instant::now(),
+            turn: Instant::now(),
         }
     }
 
@@ -68,8 +70,8 @@ impl<'a, W: Workload> Aggregate<'a, W> {
     /// After a stop of this process (Ctrl-Z) every lease starts anew: nobody could have
     /// been heard meanwhile. How long it was, if it was.
     pub fn allow_for_a_stop(&mut self, now: Instant) -> Option<Duration> {
-        let passed = now.duration_since(self.last_turn);
-        self.last_turn = now;
+        let passed = now.duration_since(self.turn);
+        self.turn = now;
         if passed <= remote::STALL.max(self.workload.lease() / 2) {
             return None;
         }
@@ -77,6 +79,16 @@ impl<'a, W: Workload> Aggregate<'a, W> {
             node.pulse.renew(now);
         }
         Some(passed)
+    }
+
+    /// Asks the node at this index for a sign of life if it runs; what it did if it gave
+    /// none for the lease.
+    pub fn heartbeat(&mut self, index: usize) -> Option<NodeEvent> {
+        let node = &mut self.nodes[index];
+        match node.state {
+            NodeState::Running => node.heartbeat(self.turn, self.workload.lease()),
+            NodeState::Left | NodeState::Lost => None,
+        }
     }
 
     /// The node, unless it is home.

@@ -125,18 +125,19 @@ impl<W: Workload> Node<W> {
     }
 
     /// Asks its daemon for a sign of life, and looks for one of the slice. A node
-    /// that gave none for the lease has a cause of its end afterwards.
-    pub fn heartbeat(&mut self, lease: Duration) -> Option<NodeEvent> {
+    /// that gave none for the lease has a cause of its end afterwards. `now` is the
+    /// time of the owner's turn.
+    pub(super) fn heartbeat(&mut self, now: Instant, lease: Duration) -> Option<NodeEvent> {
         let beats = match &mut self.body {
             Body::Local(local) => W::beats(&local.kept),
             Body::Remote(slice) => {
-                if let Err(why) = slice.heartbeat(lease) {
+                if let Err(why) = slice.heartbeat(now, lease) {
                     return Some(self.happened(NodeEvent::Unreachable(sentence(&why))));
                 }
                 W::BEATS.then(|| slice.counters().beats)
             }
         };
-        let stood = self.pulse.stands(beats?, Instant::now(), lease)?;
+        let stood = self.pulse.stands(beats?, now, lease)?;
         let why = format!(
             "its slice did not run for {:.0} s: it is stopped, or its host has no time for it",
             stood.as_secs_f32()

@@ -207,8 +207,7 @@ impl RemoteSlice {
     }
 
     /// Sends a Ping; fails when the node has been silent for the lease.
-    pub fn heartbeat(&mut self, lease: Duration) -> Result<(), RemoteError> {
-        let now = Instant::now();
+    pub fn heartbeat(&mut self, now: Instant, lease: Duration) -> Result<(), RemoteError> {
         if now.duration_since(self.beaten) > STALL.max(lease / 2) {
             self.heard = now;
         }

@@ -394,12 +394,8 @@ impl<'a> AggregateOwner<'a> for Machine<'a> {
             return;
         }
         self.beaten = now;
-        let lease = self.aggregate.workload.lease();
         for index in 0..self.aggregate.nodes.len() {
-            let node = &mut self.aggregate.nodes[index];
-            if node.state == NodeState::Running
-                && let Some(event) = node.heartbeat(lease)
-            {
+            if let Some(event) = self.aggregate.heartbeat(index) {
                 self.happened(index, event);
             }
         }

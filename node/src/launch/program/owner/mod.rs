@@ -252,15 +252,8 @@ impl<'a> Owner<'a> {
     }
 
     fn heartbeat(&mut self, index: usize) {
-        let lease = self.aggregate.workload.options.lease;
-        let node = &mut self.aggregate.nodes[index];
-        if node.state != NodeState::Running {
-            return;
-        }
-        node.heartbeat(lease);
-        if node.cause.has_ended() {
-            let number = node.number;
-            self.slice_gone(number);
+        if self.aggregate.heartbeat(index).is_some() {
+            self.slice_gone(self.aggregate.nodes[index].number);
         }
     }
 }
