@@ -166,16 +166,18 @@ impl Planner {
             .map(|asked| (asked.aggregate(), asked))
             .collect();
         let mut decisions = Vec::new();
+        // All that has happened, before anything is decided: room that looks free after some of
+        // it may be taken by the rest.
         let (mut plans, events) = self.of_moves(now, work);
-        self.step(now, events, &mut decisions);
+        self.learn(now, events, &mut decisions);
         let events = self.of_work(work, &asked);
-        self.step(now, events, &mut decisions);
+        self.learn(now, events, &mut decisions);
         let events = self.of_hosts(members, work);
-        self.step(now, events, &mut decisions);
+        self.learn(now, events, &mut decisions);
         // Hosts have come since: what runs may be known only now.
         let adopted = self.adopted(work);
         if !adopted.is_empty() {
-            self.step(now, [Event::Adopted(adopted)], &mut decisions);
+            self.learn(now, [Event::Adopted(adopted)], &mut decisions);
         }
         let largest = match asked.is_empty() {
             true => Inventory::new(),
@@ -200,9 +202,11 @@ impl Planner {
                     .filter(|_| self.waiting.insert(*id))
                     .map(Event::Requested),
             };
-            self.step(now, event, &mut decisions);
+            if let Some(event) = event {
+                self.step(now, event, &mut decisions);
+            }
         }
-        self.step(now, [Event::Passed], &mut decisions);
+        self.step(now, Event::Passed, &mut decisions);
         for decision in &decisions {
             if let Decision::Move { moving, .. } = decision {
                 self.ordered.insert(moving.aggregate, now);
@@ -268,24 +272,19 @@ impl Planner {
         Some(Placement { parts })
     }
 
-    fn step(
+    fn learn(
         &mut self,
         now: Duration,
         events: impl IntoIterator<Item = Event>,
         decisions: &mut Vec<Decision>,
     ) {
         for event in events {
-            match self.scheduler.step(now, event) {
-                Ok(new) => decisions.extend(new),
-                // What the store says was compared with what the scheduler knows.
-                Err(
-                    error @ (InventoryError::KnownHost { .. } | InventoryError::UnknownHost(_)),
-                ) => {
-                    debug_assert!(false, "{error}");
-                }
-                Err(InventoryError::RunsAlready(_) | InventoryError::NotThere(_)) => {}
-            }
+            decisions.extend(taken_in(self.scheduler.learn(now, event)));
         }
+    }
+
+    fn step(&mut self, now: Duration, event: Event, decisions: &mut Vec<Decision>) {
+        decisions.extend(taken_in(self.scheduler.step(now, event)));
     }
 
     /// A member, else a host that has left while something runs there.
@@ -525,6 +524,18 @@ fn cordon_of(member: Option<&Member>) -> Cordon {
     Cordon {
         cordoned: said.cordoned || said.draining || !lives,
         draining: said.draining,
+    }
+}
+
+fn taken_in(outcome: Result<Vec<Decision>, InventoryError>) -> Vec<Decision> {
+    match outcome {
+        Ok(decisions) => decisions,
+        // What the store says was compared with what the scheduler knows.
+        Err(error @ (InventoryError::KnownHost { .. } | InventoryError::UnknownHost(_))) => {
+            debug_assert!(false, "{error}");
+            Vec::new()
+        }
+        Err(InventoryError::RunsAlready(_) | InventoryError::NotThere(_)) => Vec::new(),
     }
 }
 

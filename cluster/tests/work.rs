@@ -623,3 +623,33 @@ proptest! {
         site.finish();
     }
 }
+
+/// A move has failed, and what waits starts in its room: the leader knows that it did.
+#[test]
+fn what_starts_as_a_move_fails_keeps_its_room() {
+    let ask = |home, cores, memory_gib, hosts_max| Happening::Ask {
+        home,
+        cores,
+        memory_gib,
+        hosts_max,
+    };
+    let mut site = Site::new("fragbff-fewest-fragmentation");
+    for happening in [
+        ask(0, 2, 5, 3),
+        ask(2, 1, 1, 1),
+        ask(1, 8, 1, 1),
+        ask(0, 1, 1, 1),
+        Happening::Turn,
+        ask(0, 1, 2, 1),
+        Happening::Cordon(2, false, true),
+        Happening::Turn,
+        Happening::Carry(0, false),
+        Happening::EndedMeanwhile(1),
+        ask(0, 1, 1, 1),
+        ask(0, 1, 1, 1),
+        ask(0, 1, 1, 1),
+    ] {
+        site.happens(happening);
+    }
+    site.finish();
+}

@@ -185,6 +185,15 @@ impl Scheduler {
         Ok(decisions)
     }
 
+    /// Takes an event in and decides nothing yet: of several at one moment, each alone would
+    /// have decisions that the next one makes wrong. What it ends by itself is the answer.
+    /// [`Scheduler::step`] decides. An error changes nothing.
+    pub fn learn(&mut self, now: Duration, event: Event) -> Result<Vec<Decision>, InventoryError> {
+        let mut decisions = Vec::new();
+        self.take_in(now, event, &mut decisions)?;
+        Ok(decisions)
+    }
+
     /// Takes the event in. A request that now waits is the answer.
     fn take_in(
         &mut self,
