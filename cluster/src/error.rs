@@ -48,6 +48,12 @@ pub enum ClusterError {
          {WORK_HOSTS_MAX} hosts, and a priority up to {PRIORITY_MAX}"
     )]
     BadRequest(String),
+    #[error("an access key is good for {} days at most", .0.as_secs() / 86400)]
+    AccessLife(Duration),
+    #[error("an access key called {0} exists already: choose another name, or end that one")]
+    AccessTaken(String),
+    #[error("no access key is called {0}: `weft cluster access` lists them")]
+    NoSuchAccess(String),
     #[error("{0} is not the leader any more: another host decides")]
     NotLeader(String),
     #[error("the cluster's record {key} cannot be read: {reason}")]

@@ -5,8 +5,11 @@
 //! has the condition that the key is the one that it made: its revision is the number of
 //! the term, and no two terms have the same.
 
+use crate::log::{LogKind, LogRecord};
 use crate::{Cluster, ClusterError, LEADER, json, parse};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use weft_store::{Change, Committed, Condition, LeaseId, StoreError};
 
@@ -21,6 +24,8 @@ pub struct Term {
     cluster: Cluster,
     leader: Leader,
     revision: u64,
+    /// The number of the next record of the log.
+    next_record: Arc<AtomicU64>,
 }
 
 impl Cluster {
@@ -47,28 +52,29 @@ impl Cluster {
         let leader = Leader { name: name.into() };
         let condition = [Condition::Absent(LEADER.into())];
         let change = Change::put_leased(LEADER, json(&leader), lease);
-        let cluster = self.clone();
-        match self.store.commit(&condition, &[change]) {
-            Ok(Committed::Done(revision)) => Ok(Some(Term {
-                cluster,
-                leader,
-                revision,
-            })),
-            Ok(Committed::Refused) => Ok(None),
+        let revision = match self.store.commit(&condition, &[change]) {
+            Ok(Committed::Done(revision)) => Some(revision),
+            Ok(Committed::Refused) => None,
             // It may have come about: the key says, by the lease that only this host has.
             Err(StoreError::Unknown { .. }) => {
                 let entry = self
                     .store
                     .get(LEADER)?
                     .filter(|entry| entry.lease == Some(lease));
-                Ok(entry.map(|entry| Term {
-                    cluster,
-                    leader,
-                    revision: entry.revision,
-                }))
+                entry.map(|entry| entry.revision)
             }
-            Err(error) => Err(error.into()),
-        }
+            Err(error) => return Err(error.into()),
+        };
+        let Some(revision) = revision else {
+            return Ok(None);
+        };
+        let last = self.log()?.last().map_or(0, |record| record.number);
+        Ok(Some(Term {
+            cluster: self.clone(),
+            leader,
+            revision,
+            next_record: Arc::new(AtomicU64::new(last + 1)),
+        }))
     }
 }
 
@@ -93,6 +99,27 @@ impl Term {
             self.check()?;
         }
         Ok(committed)
+    }
+
+    /// The same, with a record of the log if it happens.
+    pub(crate) fn commit_logged(
+        &self,
+        conditions: &[Condition],
+        mut changes: Vec<Change>,
+        (kind, what): (LogKind, String),
+    ) -> Result<bool, ClusterError> {
+        let number = self.next_record.load(Ordering::Relaxed);
+        changes.push(LogRecord::new(number, &self.leader.name, kind, what).put());
+        let done = self.commit(conditions, &changes)? != Committed::Refused;
+        if done {
+            self.next_record.store(number + 1, Ordering::Relaxed);
+        }
+        Ok(done)
+    }
+
+    /// Writes into the log what needs no other change.
+    pub fn note(&self, kind: LogKind, what: String) -> Result<bool, ClusterError> {
+        self.commit_logged(&[], Vec::new(), (kind, what))
     }
 
     /// Whether this host still decides.

@@ -14,7 +14,9 @@
 //! | `weft/last-number` | the number that the newest host got | for ever |
 //! | `weft/cordon/NAME` | [`Cordon`] | an operator ends it, or the host leaves |
 //! | `weft/hands-off` | nothing: the cluster moves nothing by itself | an operator ends it |
+//! | `weft/access/NAME` | [`AccessKey`]: the digest of a key for the API, with its role | an operator ends it |
 //! | `weft/leader` | [`Leader`] | the leader's lease ends |
+//! | `weft/log/N` | [`LogRecord`] | [`LOG_MAX`] more are written |
 //! | `weft/work/…` | what runs and what waits: see `work.rs` | |
 //!
 //! Invariants:
@@ -24,22 +26,28 @@
 //! - what a leader commits has the condition that it is still the leader, so one that was
 //!   cut off changes nothing ([`Term::commit`]).
 //!
-//! No clock is read here: tokens, hosts and leaders end by the store's leases.
+//! No clock counts here: tokens, hosts and leaders end by the store's leases.
 
+mod access;
 mod bounds;
 mod error;
 mod host;
 mod leader;
+mod log;
+mod overview;
 mod planner;
 mod token;
 mod work;
 
+pub use access::{ACCESS_LIFE_MAX, AccessKey, AccessKeys, Role, seconds_now};
 pub use bounds::{PRIORITY_MAX, WORK_HOSTS_MAX};
 pub use error::ClusterError;
 pub use host::{Cordon, HostRecord, HostReport, Member};
 pub use leader::{Leader, Term};
+pub use log::{LOG_MAX, LogKind, LogRecord};
+pub use overview::{HostState, HostView, NextMove, Overview, RunView, WaitView};
 pub use planner::{POLICY, Plan, Planner};
-pub use token::Token;
+pub use token::{Secret, Token};
 pub use work::{Answer, Asked, Mark, MoveOrder, Placed, Work, WorkKind, WorkPart, WorkRequest};
 
 use serde::{Deserialize, Serialize};

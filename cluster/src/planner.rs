@@ -5,6 +5,7 @@
 //! [`Planner::update`] sees that the store does not have it.
 
 use crate::host::{Cordon, Member};
+use crate::log::LogKind;
 use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,6 +28,8 @@ pub enum Plan {
         asked: Asked,
         why: String,
         refused: bool,
+        /// Nothing was said of this request before.
+        is_first: bool,
     },
     /// Have an aggregate move.
     Move { placed: Placed, order: MoveOrder },
@@ -35,7 +38,7 @@ pub enum Plan {
     /// An aggregate must leave a host, and does not.
     Stuck { host: String, why: String },
     /// Nothing but a sentence for the log.
-    Note(String),
+    Note { kind: LogKind, what: String },
 }
 
 /// See the module.
@@ -45,13 +48,57 @@ pub struct Planner {
     hosts: BTreeMap<HostId, String>,
     /// The numbers of the members.
     members: BTreeMap<String, HostId>,
-    /// What was said of them last.
-    cordons: BTreeMap<HostId, Cordon>,
+    /// How they were last.
+    states: BTreeMap<HostId, HostUse>,
+    /// Sentences for the log that belong to no decision.
+    notes: Vec<(LogKind, String)>,
+    /// Whether the cluster was seen before: what is there then is no news.
+    has_seen: bool,
     /// When moves were ordered.
     ordered: BTreeMap<AggregateId, Duration>,
+    /// What runs, by the store.
+    begun: BTreeSet<AggregateId>,
     /// Requests that wait in the scheduler.
     waiting: BTreeSet<AggregateId>,
     refused: BTreeSet<AggregateId>,
+}
+
+/// What a host is used for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct HostUse {
+    /// It is a member.
+    is_member: bool,
+    /// It reports.
+    lives: bool,
+    said: Cordon,
+}
+
+impl HostUse {
+    fn of(member: Option<&Member>) -> HostUse {
+        HostUse {
+            is_member: member.is_some(),
+            lives: member.is_some_and(|member| member.report.is_some()),
+            said: member.map(|member| member.cordon).unwrap_or_default(),
+        }
+    }
+
+    /// Nothing comes to a host that does not live, or is no member any more.
+    fn is_cordoned(self) -> bool {
+        self.said.cordoned || self.said.draining || !self.lives
+    }
+
+    /// A sentence.
+    fn describe(self, name: &str) -> String {
+        match self {
+            HostUse {
+                is_member: false, ..
+            } => format!("{name} is no member any more."),
+            HostUse { lives: false, .. } => format!("{name} is silent."),
+            HostUse { said, .. } if said.draining => format!("{name} is drained."),
+            HostUse { said, .. } if said.cordoned => format!("{name} takes no new work."),
+            _ => format!("{name} takes work."),
+        }
+    }
 }
 
 /// How a cluster chooses hosts: FragVisor's policy (section 6.5).
@@ -68,7 +115,7 @@ fn lent_mib(part: &WorkPart) -> u64 {
 
 /// What is counted for a core of a machine, so that [`offers`] can leave the cores out: 72 MiB
 /// in the measure of guest memory.
-const CPU_MIB: u64 = 58;
+pub(crate) const CPU_MIB: u64 = 58;
 
 /// What is counted for the cores of a part, beside its memory.
 fn cpus_mib(kind: WorkKind, cores: u32) -> u64 {
@@ -136,11 +183,27 @@ impl Planner {
             scheduler: Scheduler::new(policy, Costs::default(), limits),
             hosts: BTreeMap::new(),
             members: BTreeMap::new(),
-            cordons: BTreeMap::new(),
+            states: BTreeMap::new(),
+            notes: Vec::new(),
+            has_seen: false,
             ordered: BTreeMap::new(),
+            begun: BTreeSet::new(),
             waiting: BTreeSet::new(),
             refused: BTreeSet::new(),
         }
+    }
+
+    /// One with the policy of every cluster.
+    pub fn by_default() -> Planner {
+        Planner::new(weft_place::policy_by_name(POLICY).expect("a policy that there is"))
+    }
+
+    /// How many times as long an aggregate needs as on one host; 1 of what is not known.
+    pub fn slow_down(&self, id: AggregateId) -> f64 {
+        let aggregate = self.inventory().aggregate(id);
+        aggregate.map_or(1.0, |aggregate| {
+            Costs::default().slow_down(self.inventory(), &aggregate.placement)
+        })
     }
 
     /// Hosts, and what is free on them.
@@ -207,6 +270,9 @@ impl Planner {
             }
         }
         self.step(now, Event::Passed, &mut decisions);
+        self.has_seen = true;
+        let notes = std::mem::take(&mut self.notes).into_iter();
+        plans.extend(notes.map(|(kind, what)| Plan::Note { kind, what }));
         for decision in &decisions {
             if let Decision::Move { moving, .. } = decision {
                 self.ordered.insert(moving.aggregate, now);
@@ -246,9 +312,15 @@ impl Planner {
                         true => MoveResult::Done { took },
                         false => MoveResult::Failed,
                     };
-                    if !is_done {
-                        plans.extend(placed.move_state().map(Plan::Note));
-                    }
+                    let name = &placed.request.name;
+                    let note = match is_done {
+                        true => Some((
+                            LogKind::Moved,
+                            format!("{name} has moved within {:.1} s.", took.as_secs_f64()),
+                        )),
+                        false => placed.move_state().map(|said| (LogKind::Fail, said)),
+                    };
+                    plans.extend(note.map(|(kind, what)| Plan::Note { kind, what }));
                     events.push(Event::MoveEnded(id, result));
                 }
                 (_, Some(_)) if !work.agents.contains(&placed.request.name) => {
@@ -305,8 +377,18 @@ impl Planner {
             .values()
             .map(|placed| AggregateId(placed.id))
             .collect();
-        let running = self.inventory().aggregates().map(|a| a.request.id);
-        let mut gone: Vec<AggregateId> = running.filter(|id| !placed.contains(id)).collect();
+        let running = self.scheduler.cluster().aggregates();
+        let ended = running.filter(|aggregate| !placed.contains(&aggregate.request.id));
+        let mut gone = Vec::new();
+        for aggregate in ended {
+            gone.push(aggregate.request.id);
+            // What was planned and not committed has not run.
+            if self.begun.remove(&aggregate.request.id) {
+                let what = format!("{} has ended.", aggregate.request.name);
+                self.notes.push((LogKind::End, what));
+            }
+        }
+        self.begun.extend(&placed);
         gone.extend(self.elsewhere(work));
         let not_asked = self.waiting.iter().filter(|id| !asked.contains_key(id));
         gone.extend(not_asked.filter(|id| !placed.contains(id)));
@@ -352,12 +434,13 @@ impl Planner {
             // Something may run on a host that has left.
             if same || !self.inventory().on(id).is_empty() {
                 let member = there.get(&id).copied().filter(|_| same);
-                let cordon = cordon_of(member);
-                if self.cordons.insert(id, cordon) != Some(cordon) {
+                let state = HostUse::of(member);
+                if self.states.insert(id, state) != Some(state) {
+                    self.notes.push((LogKind::Host, state.describe(&name)));
                     events.push(Event::Cordoned {
                         host: id,
-                        cordoned: cordon.cordoned,
-                        drain: cordon.draining,
+                        cordoned: state.is_cordoned(),
+                        drain: state.said.draining,
                     });
                 }
                 if let Some(member) = member.filter(|member| member.report.is_some()) {
@@ -368,7 +451,9 @@ impl Planner {
                 }
                 self.hosts.insert(id, name);
             } else {
-                self.cordons.remove(&id);
+                self.states.remove(&id);
+                let what = format!("{name} has left the cluster.");
+                self.notes.push((LogKind::Host, what));
                 events.push(Event::HostLeft(id));
             }
         }
@@ -380,9 +465,13 @@ impl Planner {
             let name = &member.record.name;
             self.hosts.insert(id, name.clone());
             let mut host = Host::new(id, &name[..], offered(member, work));
-            let cordon = cordon_of(Some(member));
-            (host.cordoned, host.draining) = (cordon.cordoned, cordon.draining);
-            self.cordons.insert(id, cordon);
+            let state = HostUse::of(Some(member));
+            (host.cordoned, host.draining) = (state.is_cordoned(), state.said.draining);
+            self.states.insert(id, state);
+            if self.has_seen {
+                let what = format!("{name} has joined the cluster.");
+                self.notes.push((LogKind::Host, what));
+            }
             events.push(Event::HostJoined(host));
         }
         events
@@ -449,8 +538,13 @@ impl Planner {
             let host = self.hosts[host].clone();
             return Some(Plan::Stuck { host, why });
         }
-        if let Decision::TooLate { .. } | Decision::Whole { .. } = decision {
-            return Some(Plan::Note(why));
+        let kind = match decision {
+            Decision::TooLate { .. } => Some(LogKind::Fail),
+            Decision::Whole { .. } => Some(LogKind::Moved),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            return Some(Plan::Note { kind, what: why });
         }
         let (Decision::Start { id, .. } | Decision::Delay { id, .. } | Decision::Refuse { id, .. }) =
             decision
@@ -471,12 +565,14 @@ impl Planner {
         if answer.is_some_and(|answer| answer.why == why) {
             return None;
         }
+        let is_first = answer.is_none();
         let refused = matches!(decision, Decision::Refuse { .. });
         let Decision::Start { placement, .. } = decision else {
             return Some(Plan::Answer {
                 asked,
                 why,
                 refused,
+                is_first,
             });
         };
         Some(match self.work_parts(placement, &asked.request) {
@@ -486,11 +582,11 @@ impl Planner {
                     "{} waits: {} has too little memory for the vCPUs that it would get.",
                     asked.request.name, asked.request.home
                 );
-                let refused = false;
                 Plan::Answer {
                     asked,
                     why,
-                    refused,
+                    refused: false,
+                    is_first,
                 }
             }
         })
@@ -514,16 +610,6 @@ impl Planner {
         let others: u64 = parts[1..].iter().map(|part| part.memory_mib).sum();
         parts[0].memory_mib = request.memory_mib.checked_sub(others)?;
         Some(parts)
-    }
-}
-
-/// Nothing comes to a host that does not live, or is no member any more.
-fn cordon_of(member: Option<&Member>) -> Cordon {
-    let said = member.map(|member| member.cordon).unwrap_or_default();
-    let lives = member.is_some_and(|member| member.report.is_some());
-    Cordon {
-        cordoned: said.cordoned || said.draining || !lives,
-        draining: said.draining,
     }
 }
 

@@ -1,4 +1,5 @@
-//! Invitations.
+//! Secrets that are shown once, and of which the store has a digest: invitations, and keys for
+//! the API.
 
 use crate::ClusterError;
 use ring::digest::{SHA256, digest};
@@ -7,6 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 const PREFIX: &str = "weft-join-";
+const KEY_PREFIX: &str = "weft-key-";
 const SECRET_BYTES: usize = 32;
 
 /// What lets one host join, once. Whoever has it can use it, so it is shown and never
@@ -51,6 +53,39 @@ impl FromStr for Token {
             return Err(ClusterError::NotAToken);
         }
         Ok(Token(secret.into()))
+    }
+}
+
+/// What lets a client use the API. It is shown once, when it is made.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// A new one.
+    #[expect(clippy::new_without_default, reason = "each is another one")]
+    pub fn new() -> Secret {
+        Secret(random_hex::<SECRET_BYTES>())
+    }
+
+    /// Whatever a client says: what is no secret has no role.
+    pub fn from_client(text: &str) -> Secret {
+        Secret(text.strip_prefix(KEY_PREFIX).unwrap_or_default().into())
+    }
+
+    pub(crate) fn digest(&self) -> String {
+        hex(digest(&SHA256, self.0.as_bytes()).as_ref())
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{KEY_PREFIX}{}", self.0)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{KEY_PREFIX}…")
     }
 }
 

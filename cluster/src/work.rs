@@ -18,6 +18,7 @@
 
 use crate::bounds::{CORES_MAX, MEMORY_MIB_MAX, PRIORITY_MAX, WORK_HOSTS_MAX};
 use crate::host::check_name;
+use crate::log::LogKind;
 use crate::{Cluster, ClusterError, Term, json};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -455,7 +456,7 @@ impl Term {
             id: asked.id,
             request: asked.request.clone(),
             parts,
-            why,
+            why: why.clone(),
             order: None,
             orders: 0,
             failure: None,
@@ -466,56 +467,78 @@ impl Term {
             Condition::Unchanged(key.clone(), asked.id),
             Condition::Absent(format!("{PLACED}{name}")),
         ];
-        let changes = [
+        let changes = vec![
             Change::delete(key),
             Change::delete(format!("{SAID}{name}")),
             Change::put(format!("{PLACED}{name}"), json(&placed)),
         ];
-        Ok(self.commit(&conditions, &changes)? != Committed::Refused)
+        self.commit_logged(&conditions, changes, (LogKind::Start, why))
     }
 
     /// Orders a move. `false`: it has ended, or changed.
     pub fn order(&self, placed: &Placed, order: MoveOrder) -> Result<bool, ClusterError> {
-        let orders = placed.orders + 1;
-        self.replace(placed, Some(order), orders, None)
+        let record = (LogKind::Move, order.why.clone());
+        let new = Placed {
+            order: Some(order),
+            orders: placed.orders + 1,
+            failure: None,
+            ..placed.clone()
+        };
+        self.replace(placed, &new, record)
     }
 
     /// Takes an order back whose agent is gone. `false`: it has ended, or changed.
     pub fn cancel_order(&self, placed: &Placed) -> Result<bool, ClusterError> {
-        let why = "its agent is gone".to_owned();
-        self.replace(placed, None, placed.orders, Some(why))
+        let new = Placed {
+            order: None,
+            failure: Some("its agent is gone".to_owned()),
+            ..placed.clone()
+        };
+        let said = new.move_state().unwrap_or_default();
+        self.replace(placed, &new, (LogKind::Fail, said))
     }
 
     fn replace(
         &self,
         placed: &Placed,
-        order: Option<MoveOrder>,
-        orders: u64,
-        failure: Option<String>,
+        new: &Placed,
+        record: (LogKind, String),
     ) -> Result<bool, ClusterError> {
-        let new = Placed {
-            order,
-            orders,
-            failure,
-            ..placed.clone()
-        };
         let key = format!("{PLACED}{}", placed.request.name);
         let condition = Condition::Unchanged(key.clone(), placed.revision);
-        let change = Change::put(key, json(&new));
-        Ok(self.commit(&[condition], &[change])? != Committed::Refused)
+        let change = Change::put(key, json(new));
+        self.commit_logged(&[condition], vec![change], record)
     }
 
-    /// Says why a request waits, or that it is refused. `false`: nobody asks any more.
-    pub fn answer(&self, asked: &Asked, why: String, refused: bool) -> Result<bool, ClusterError> {
+    /// Says why a request waits, or that it is refused. `false`: nobody asks any more. The log
+    /// has why it waits at first, and that it is refused.
+    pub fn answer(
+        &self,
+        asked: &Asked,
+        why: String,
+        refused: bool,
+        is_first: bool,
+    ) -> Result<bool, ClusterError> {
         let name = &asked.request.name;
         let id = asked.id;
-        let answer = json(&Answer { id, refused, why });
+        let answer = json(&Answer {
+            id,
+            refused,
+            why: why.clone(),
+        });
         let key = format!("{SAID}{name}");
         let change = match asked.lease {
             Some(lease) => Change::put_leased(key, answer, lease),
             None => Change::put(key, answer),
         };
         let condition = Condition::Unchanged(format!("{ASKED}{name}"), id);
-        Ok(self.commit(&[condition], &[change])? != Committed::Refused)
+        let kind = match (refused, is_first) {
+            (true, _) => LogKind::Refuse,
+            (false, true) => LogKind::Wait,
+            (false, false) => {
+                return Ok(self.commit(&[condition], &[change])? != Committed::Refused);
+            }
+        };
+        self.commit_logged(&[condition], vec![change], (kind, why))
     }
 }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use weft_cluster::{
-    Cluster, ClusterError, Cordon, HostRecord, HostReport, Mark, Placed, Plan, Planner, Term,
-    WorkKind, WorkPart, WorkRequest,
+    Cluster, ClusterError, Cordon, HostRecord, HostReport, LogKind, Mark, Placed, Plan, Planner,
+    Term, WorkKind, WorkPart, WorkRequest,
 };
 use weft_place::policy_by_name;
 use weft_store::{Embedded, LeaseId};
@@ -109,10 +109,12 @@ impl Leader {
                     asked,
                     why,
                     refused,
-                } => self.term.answer(&asked, why, refused)?,
+                    is_first,
+                } => self.term.answer(&asked, why, refused, is_first)?,
                 Plan::Move { placed, order } => self.term.order(&placed, order)?,
                 Plan::CancelMove { placed } => self.term.cancel_order(&placed)?,
-                Plan::Stuck { .. } | Plan::Note(_) => true,
+                Plan::Stuck { why, .. } => self.term.note(LogKind::Fail, why)?,
+                Plan::Note { kind, what } => self.term.note(kind, what)?,
             };
         }
         Ok(())
@@ -388,6 +390,8 @@ struct Site {
     /// Those that were asked for, with their numbers and agents, until they end.
     wanted: BTreeMap<String, (u64, LeaseId)>,
     asked: u32,
+    /// The numbers of all that was seen to run.
+    begun: BTreeSet<u64>,
     now: u64,
 }
 
@@ -403,6 +407,7 @@ impl Site {
             alive,
             wanted: BTreeMap::new(),
             asked: 0,
+            begun: BTreeSet::new(),
             now: 0,
         }
     }
@@ -492,9 +497,7 @@ impl Site {
                 self.cluster.end_lease(self.leader.lease).unwrap();
                 let next = Leader::new(&self.cluster, "beta", self.policy).unwrap();
                 let old = std::mem::replace(&mut self.leader, next);
-                let nothing = plans
-                    .iter()
-                    .all(|plan| matches!(plan, Plan::Stuck { .. } | Plan::Note(_)));
+                let nothing = plans.is_empty();
                 match old.commit(plans) {
                     Err(ClusterError::NotLeader(_)) => {}
                     outcome => assert!(nothing, "{outcome:?}"),
@@ -521,13 +524,14 @@ impl Site {
 
     /// From the store alone: no host gives more than it has, and what is placed is what was
     /// asked for, once.
-    fn check(&self) {
+    fn check(&mut self) {
         let work = self.cluster.work().unwrap();
         assert_eq!(work.damaged, [""; 0]);
         let mut used: BTreeMap<String, (u32, u64)> = BTreeMap::new();
         let mut ids = BTreeSet::new();
         for placed in work.placed.values() {
             assert!(ids.insert(placed.id), "{} runs once", placed.id);
+            self.begun.insert(placed.id);
             let request = &placed.request;
             assert_eq!(placed.parts[0].host, request.home);
             assert!(placed.parts.len() <= request.hosts_max as usize);
@@ -560,6 +564,13 @@ impl Site {
             let has = u64::from(cores) * (1024 + 58);
             assert!(used_mib <= has, "{name} gives {used_mib} MiB");
         }
+        // The log has each start once, and no start that did not happen.
+        let log = self.cluster.log().unwrap();
+        let numbers: Vec<u64> = log.iter().map(|record| record.number).collect();
+        let expected: Vec<u64> = (1..=log.len() as u64).collect();
+        assert_eq!(numbers, expected);
+        let starts = log.iter().filter(|record| record.kind == LogKind::Start);
+        assert_eq!(starts.count(), self.begun.len());
     }
 
     /// Nothing is refused that its home alone could hold.

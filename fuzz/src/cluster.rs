@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use weft_cluster::{Cluster, HostRecord, Plan, Planner, Token};
+use weft_cluster::{Cluster, HostRecord, LogKind, Plan, Planner, Token};
 use weft_place::{POLICY_NAMES, policy_by_name};
 use weft_store::{Change, Embedded, Store};
 
@@ -160,10 +160,12 @@ pub fn state(input: &[u8]) {
                     asked,
                     why,
                     refused,
-                } => term.answer(&asked, why, refused),
+                    is_first,
+                } => term.answer(&asked, why, refused, is_first),
                 Plan::Move { placed, order } => term.order(&placed, order),
                 Plan::CancelMove { placed } => term.cancel_order(&placed),
-                Plan::Stuck { .. } | Plan::Note(_) => Ok(true),
+                Plan::Stuck { why, .. } => term.note(LogKind::Fail, why),
+                Plan::Note { kind, what } => term.note(kind, what),
             };
         }
         let after = cluster.work().expect("a store in memory");

@@ -3,11 +3,9 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use weft_cluster::{Cluster, Cordon, Placed, Plan};
+use weft_cluster::{Cluster, Cordon, Placed, Plan, Planner};
 use weft_node::member::Membership;
 use weft_node::said::plain;
-
-use super::plan::planner;
 
 /// How often a drain is looked at.
 const TURN: Duration = Duration::from_secs(2);
@@ -86,7 +84,7 @@ fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<St
     let names = left.iter().map(|placed| placed.request.name.clone());
     let moves = left.iter().filter_map(|placed| placed.move_state());
     let mut said: Vec<String> = moves.collect();
-    for plan in planner()?.update(Duration::ZERO, &members, &work, true) {
+    for plan in Planner::by_default().update(Duration::ZERO, &members, &work, true) {
         if let Plan::Stuck { host: at, why } = plan
             && at == host
         {

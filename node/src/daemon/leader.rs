@@ -8,8 +8,7 @@ use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft_cluster::{Cluster, ClusterError, LEADER_LEASE, Member, POLICY, Plan, Planner, Term};
-use weft_place::policy_by_name;
+use weft_cluster::{Cluster, ClusterError, LEADER_LEASE, LogKind, Member, Plan, Planner, Term};
 use weft_store::{LeaseId, StoreError};
 
 use super::shared::{Alive, Shared};
@@ -128,8 +127,7 @@ impl Candidate {
     }
 
     fn decide(&self, cluster: &Cluster, term: &Term, lease: LeaseId) -> Result<(), MemberError> {
-        let policy = policy_by_name(POLICY).expect("a policy that there is");
-        let mut planner = Planner::new(policy);
+        let mut planner = Planner::by_default();
         let begun = Instant::now();
         while !self.ends(Duration::ZERO) {
             cluster.renew(lease)?;
@@ -162,7 +160,8 @@ impl Candidate {
                 asked,
                 why,
                 refused,
-            } => (term.answer(&asked, why.clone(), refused)?, why),
+                is_first,
+            } => (term.answer(&asked, why.clone(), refused, is_first)?, why),
             Plan::Move { placed, order } => {
                 let why = order.why.clone();
                 (term.order(&placed, order)?, why)
@@ -171,7 +170,8 @@ impl Candidate {
                 let why = format!("{} cannot move: its agent is gone", placed.request.name);
                 (term.cancel_order(&placed)?, why)
             }
-            Plan::Stuck { why, .. } | Plan::Note(why) => (true, why),
+            Plan::Stuck { why, .. } => (term.note(LogKind::Fail, why.clone())?, why),
+            Plan::Note { kind, what } => (term.note(kind, what.clone())?, what),
         };
         if done {
             self.shared.say(&format!("cluster: {why}"));

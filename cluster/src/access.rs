@@ -1,0 +1,125 @@
+//! Keys for the cluster's API.
+//!
+//! A key is shown once, when it is made; the store has its digest below `weft/access/`, with a
+//! role and the second after which it is of no use. That second is compared with the clock of
+//! the host that serves.
+
+use crate::host::check_name;
+use crate::token::Secret;
+use crate::{Cluster, ClusterError, json, parse};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use weft_store::{Change, Committed, Condition};
+
+const ACCESS: &str = "weft/access/";
+
+/// The longest life of a key.
+pub const ACCESS_LIFE_MAX: Duration = Duration::from_secs(366 * 86400);
+
+/// What a client may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Read everything.
+    Look,
+    /// Also cordon and drain hosts, forget work, and keep the cluster from moving things.
+    Run,
+}
+
+impl Role {
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Look => "look",
+            Role::Run => "run",
+        }
+    }
+}
+
+/// What the store has of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccessKey {
+    /// What operators call it.
+    pub name: String,
+    pub role: Role,
+    /// Seconds since 1970.
+    pub good_until: u64,
+    digest: String,
+}
+
+/// All keys at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct AccessKeys {
+    by_digest: BTreeMap<String, AccessKey>,
+}
+
+impl AccessKeys {
+    /// What whoever has this secret may do, `now` seconds after 1970.
+    pub fn role(&self, secret: &Secret, now: u64) -> Option<Role> {
+        let key = self.by_digest.get(&secret.digest())?;
+        (now < key.good_until).then_some(key.role)
+    }
+
+    /// In the order of their names.
+    pub fn list(&self) -> Vec<&AccessKey> {
+        let mut keys: Vec<&AccessKey> = self.by_digest.values().collect();
+        keys.sort_by(|one, other| one.name.cmp(&other.name));
+        keys
+    }
+}
+
+/// Seconds since 1970.
+pub fn seconds_now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+impl Cluster {
+    /// Makes a key, under a name that no other has.
+    pub fn make_access(
+        &self,
+        name: &str,
+        role: Role,
+        life: Duration,
+    ) -> Result<Secret, ClusterError> {
+        check_name(name)?;
+        if life > ACCESS_LIFE_MAX {
+            return Err(ClusterError::AccessLife(ACCESS_LIFE_MAX));
+        }
+        let secret = Secret::new();
+        let access = AccessKey {
+            name: name.into(),
+            role,
+            good_until: seconds_now() + life.as_secs(),
+            digest: secret.digest(),
+        };
+        let key = format!("{ACCESS}{name}");
+        let condition = Condition::Absent(key.clone());
+        let change = Change::put(key, json(&access));
+        match self.store.commit(&[condition], &[change])? {
+            Committed::Done(_) => Ok(secret),
+            Committed::Refused => Err(ClusterError::AccessTaken(name.into())),
+        }
+    }
+
+    /// Ends a key.
+    pub fn end_access(&self, name: &str) -> Result<(), ClusterError> {
+        let key = format!("{ACCESS}{name}");
+        if self.store.get(&key)?.is_none() {
+            return Err(ClusterError::NoSuchAccess(name.into()));
+        }
+        self.store.commit(&[], &[Change::delete(key)])?;
+        Ok(())
+    }
+
+    /// A record that cannot be read is no key.
+    pub fn access(&self) -> Result<AccessKeys, ClusterError> {
+        let entries = self.store.read(ACCESS)?.entries;
+        let keys = entries
+            .iter()
+            .filter_map(|entry| parse::<AccessKey>(&entry.key, &entry.value).ok());
+        Ok(AccessKeys {
+            by_digest: keys.map(|key| (key.digest.clone(), key)).collect(),
+        })
+    }
+}
