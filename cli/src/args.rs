@@ -33,6 +33,8 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show the same all the time, on a terminal, and act on hosts by keys
+    Top,
     /// Lend this host, or list hosts that lend
     Node {
         /// What to do
@@ -283,6 +285,23 @@ pub enum ClusterCommand {
             value_parser = clap::builder::BoolishValueParser::new())]
         hands_off: bool,
     },
+    /// Show what the cluster did and saw: starts, waits, moves, ends, hosts that come and go
+    Log {
+        /// Go on, until this command is ended
+        #[arg(long, short)]
+        follow: bool,
+        /// Print JSON, a record a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Serve the cluster's page, API, events and metrics over HTTP
+    Serve(ServeArgs),
+    /// Make, list and end the keys for what `serve` serves
+    Access {
+        /// What to do
+        #[command(subcommand)]
+        command: AccessCommand,
+    },
     /// Ask for room beside a launcher, which starts this command
     #[command(hide = true)]
     Agent,
@@ -291,6 +310,60 @@ pub enum ClusterCommand {
         /// Print JSON
         #[arg(long)]
         json: bool,
+    },
+}
+
+/// `weft cluster serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Where to listen; without a certificate only on the loopback
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7180")]
+    pub listen: std::net::SocketAddr,
+    /// Serve HTTPS with this certificate chain, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_certificate: Option<PathBuf>,
+    /// The certificate's key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_key: Option<PathBuf>,
+    /// A UNIX socket that serves this user without a key [default: web.sock in the directory of
+    /// running aggregates]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+/// What a key lets a client do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RoleArg {
+    /// Read everything
+    Look,
+    /// Also cordon and drain hosts, forget work, and switch moves off
+    Run,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum AccessCommand {
+    /// Make a key and print it, once
+    Make {
+        /// A name for it
+        name: String,
+        /// What it lets a client do
+        #[arg(long, value_enum, default_value_t = RoleArg::Look)]
+        role: RoleArg,
+        /// How long it is good, 366 at most
+        #[arg(long, value_name = "DAYS", default_value_t = 30,
+              value_parser = clap::value_parser!(u64).range(1..=366))]
+        days: u64,
+    },
+    /// List the keys, without their secrets
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// End a key: who has it is refused within seconds
+    End {
+        /// Its name
+        name: String,
     },
 }
 

@@ -28,6 +28,9 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
         ClusterCommand::Leave { host } => leave(host.as_deref())?,
         ClusterCommand::Forget { name } => crate::work::forget(&name)?,
         ClusterCommand::HandsOff { hands_off } => crate::work::hands_off(hands_off)?,
+        ClusterCommand::Log { follow, json } => crate::site::log(follow, json)?,
+        ClusterCommand::Serve(args) => crate::site::serve(&args)?,
+        ClusterCommand::Access { command } => crate::site::access(&command)?,
         ClusterCommand::Agent => return crate::work::agent::run(),
         ClusterCommand::Status { json } => status(json)?,
     }

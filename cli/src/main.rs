@@ -12,8 +12,10 @@ mod manual;
 mod node;
 mod run;
 mod running;
+mod site;
 mod summary;
 mod table;
+mod top;
 mod values;
 mod vm;
 mod watch;
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Plan { json } => work::show(json),
+        Command::Top => top::run(),
         Command::Node { command } => node::run(command),
         Command::Cluster { command } => cluster::run(command),
         Command::Vm { command } => vm::run(command, started),

@@ -54,10 +54,10 @@ pub struct AccessKeys {
 }
 
 impl AccessKeys {
-    /// What whoever has this secret may do, `now` seconds after 1970.
-    pub fn role(&self, secret: &Secret, now: u64) -> Option<Role> {
+    /// The key that this is the secret of, `now` seconds after 1970.
+    pub fn find(&self, secret: &Secret, now: u64) -> Option<&AccessKey> {
         let key = self.by_digest.get(&secret.digest())?;
-        (now < key.good_until).then_some(key.role)
+        (now < key.good_until).then_some(key)
     }
 
     /// In the order of their names.

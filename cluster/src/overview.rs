@@ -27,6 +27,9 @@ pub struct Overview {
     pub next_moves: Vec<NextMove>,
     /// Keys of records of work that cannot be read.
     pub damaged: Vec<String>,
+    /// Of the store, when the work was read.
+    #[serde(skip)]
+    pub revision: u64,
 }
 
 /// How a host takes part.
@@ -145,6 +148,7 @@ impl Cluster {
             waits: waits(&work, &plans),
             next_moves: Vec::new(),
             damaged: work.damaged.clone(),
+            revision: work.revision,
         };
         let next = planner.update(SETTLED, &members, &work, overview.hands_off);
         overview.next_moves = next.into_iter().filter_map(next_move).collect();

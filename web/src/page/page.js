@@ -1,0 +1,318 @@
+// The page of a cluster. What it shows comes from /v1/events; what it does are the POST and PUT
+// requests of /v1/openapi.json. The key is in the part of the address behind the #, which
+// browsers do not send, and then in this tab's storage.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+const state = { key: null, role: null, overview: null, log: [], chosen: null, last: 0, shows: new Map() };
+
+// An element with properties and children; text is always text.
+function make(tag, properties, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties || {})) {
+    if (name === "class") element.className = value;
+    else if (name === "width") element.style.width = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+const units = ["MiB", "GiB", "TiB", "PiB"];
+function size(mib) {
+  let unit = 0;
+  while (mib >= 1024 && unit < units.length - 1) { mib /= 1024; unit += 1; }
+  return `${mib >= 100 || Number.isInteger(mib) ? Math.round(mib) : mib.toFixed(1)} ${units[unit]}`;
+}
+const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
+const sum = (list, of) => list.reduce((total, item) => total + of(item), 0);
+const states = { "lends": "lends", "cordoned": "cordoned", "drained": "drained", "no-daemon": "no daemon", "left": "has left" };
+
+// ---- the server
+
+async function request(method, path, body) {
+  const headers = { "Authorization": `Bearer ${state.key}` };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const value = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(value.error.message), { status: answer.status });
+  return value;
+}
+
+function status(text, bad) {
+  const element = byId("status");
+  if (element.textContent !== text) element.textContent = text;
+  element.classList.toggle("bad", Boolean(bad));
+}
+
+// Reads events until the stream ends. `EventSource` could not send the key.
+async function listen() {
+  const answer = await fetch("/v1/events", { headers: { "Authorization": `Bearer ${state.key}` } });
+  if (!answer.ok) {
+    const value = await answer.json();
+    throw Object.assign(new Error(value.error.message), { status: answer.status });
+  }
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    state.last = Date.now();
+    text += value;
+    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) event(text.slice(0, end));
+  }
+}
+
+function event(text) {
+  const lines = text.split("\n");
+  const kind = lines.find((line) => line.startsWith("event: "));
+  const data = lines.find((line) => line.startsWith("data: "));
+  if (!kind || !data) return;
+  const value = JSON.parse(data.slice(6));
+  switch (kind.slice(7)) {
+    case "overview": state.overview = value; said(); draw(); break;
+    case "log": state.log = state.log.concat(value).slice(-1000); drawLog(); break;
+    case "trouble": status(`The cluster cannot be read: ${value}`, true); break;
+  }
+}
+
+function said() {
+  const { leader, policy, hands_off } = state.overview;
+  const who = leader ? `${leader} decides, by ${policy}` : "no host decides: run weft node start on a member";
+  status(hands_off ? `${who}; it moves nothing by itself` : who, !leader);
+}
+
+async function run() {
+  for (;;) {
+    try {
+      const session = await request("GET", "/v1/session");
+      state.role = session.role;
+      state.log = [];
+      byId("cluster").textContent = session.cluster;
+      document.title = `${session.cluster} – Weft`;
+      byId("login").hidden = true;
+      byId("main").hidden = false;
+      await listen();
+      status("The server has ended the connection: trying again", true);
+    } catch (error) {
+      if (error.status === 401) return login(error.message);
+      status(error.status ? error.message : "The server does not answer: trying again", true);
+    }
+    await new Promise((wake) => setTimeout(wake, 1000));
+  }
+}
+
+function login(why) {
+  status(why, true);
+  byId("main").hidden = true;
+  byId("login").hidden = false;
+  byId("key").focus();
+}
+
+// ---- drawing: a part is drawn again only if it has changed
+
+function draw() {
+  const { overview } = state;
+  const word = byId("filter").value.trim().toLowerCase();
+  const fits = (...texts) => !word || texts.some((text) => text.toLowerCase().includes(word));
+  const parts = (run) => run.parts.map((part) => part.host).join(" ");
+  const hosts = overview.hosts.filter((host) => fits(host.name, states[host.state]) || overview.runs.some((run) => fits(run.name) && run.parts.some((part) => part.host === host.name)));
+  const runs = overview.runs.filter((run) => fits(run.name, run.user, run.kind, parts(run)));
+  const waits = overview.waits.filter((wait) => fits(wait.name, wait.user, wait.kind, wait.home));
+  show("sum", overview.hosts.concat(overview.runs.length, overview.waits), () => drawSum(overview));
+  drawHosts(hosts, overview.runs);
+  show("runs", [runs, state.chosen], () => [drawRuns(runs)]);
+  byId("s-waits").hidden = overview.waits.length === 0;
+  show("waits", waits, () => [drawWaits(waits)]);
+  byId("s-next").hidden = overview.next_moves.length === 0;
+  show("next", overview.next_moves, () => overview.next_moves.map((next) => make("li", {}, next.why)));
+  const button = byId("hands-off");
+  button.hidden = state.role !== "run";
+  button.textContent = overview.hands_off ? "Let it move machines" : "Hands off";
+}
+
+function show(id, value, children) {
+  const text = JSON.stringify(value);
+  if (state.shows.get(id) === text) return;
+  state.shows.set(id, text);
+  const element = byId(id);
+  const focus = document.activeElement && element.contains(document.activeElement) ? document.activeElement.id : null;
+  element.replaceChildren(...children());
+  if (focus) byId(focus)?.focus();
+}
+
+function drawSum(overview) {
+  const { hosts, runs, waits } = overview;
+  const living = hosts.filter((host) => host.alive);
+  const spread = runs.filter((run) => run.parts.length > 1);
+  const item = (name, value, bad) => make("div", {}, make("dt", {}, name), make("dd", { class: bad ? "bad" : "" }, value));
+  const free = sum(living, (host) => host.cores_free);
+  const stranded = sum(living, (host) => host.cores_stranded);
+  const largest = Math.max(0, ...living.map((host) => host.cores_free));
+  return [
+    item("hosts", `${living.length} of ${hosts.length}`, living.length < hosts.length),
+    item("free cores", `${free} of ${sum(living, (host) => host.cores)}`),
+    item("largest block", count(largest, "core", "cores")),
+    item("stranded", count(stranded, "core", "cores")),
+    item("free memory", `${size(sum(living, (host) => host.memory_free_mib))} of ${size(sum(living, (host) => host.memory_mib))}`),
+    item("runs", `${runs.length}`),
+    item("over several hosts", `${spread.length}`),
+    item("waits", `${waits.length}`),
+  ];
+}
+
+function drawHosts(hosts, runs) {
+  const all = byId("hosts");
+  const wanted = new Set(hosts.map((host) => `host-${host.name}`));
+  for (const child of [...all.children]) {
+    if (!wanted.has(child.id)) { child.remove(); state.shows.delete(child.id); }
+  }
+  const here = new Map(hosts.map((host) => [host.name, []]));
+  for (const run of runs) for (const part of run.parts) here.get(part.host)?.push({ run, part });
+  hosts.forEach((host, at) => {
+    const id = `host-${host.name}`;
+    let card = byId(id);
+    if (!card) card = make("article", { id, class: "host" });
+    if (all.children[at] !== card) all.insertBefore(card, all.children[at] || null);
+    show(id, [host, here.get(host.name), state.chosen, state.role], () => drawHost(host, here.get(host.name)));
+  });
+  if (hosts.length === 0 && !byId("no-hosts")) all.append(make("p", { class: "empty", id: "no-hosts" }, "No host fits the filter."));
+  if (hosts.length > 0) byId("no-hosts")?.remove();
+}
+
+function drawHost(host, work) {
+  const bar = (what, whole, of, free, stranded, format) => {
+    const share = (value) => `${whole ? (100 * value) / whole : 0}%`;
+    const pieces = work.filter(({ part }) => of(part) > 0).map(({ run, part }) => make("i", {
+      class: `used${run.name === state.chosen ? " mine" : ""}`, width: share(of(part)), title: `${run.name}: ${format(of(part))}`,
+    }));
+    // Free room is the ground of the bar: what is neither used nor free belongs to others.
+    if (stranded > 0) pieces.push(make("i", { class: "stranded", width: share(stranded), title: `stranded: ${format(stranded)}` }));
+    const label = `${what}: ${format(free)} free of ${format(whole)}`;
+    return [make("p", {}, label), make("div", { class: "bar", role: "img", "aria-label": label }, ...pieces)];
+  };
+  const bad = !host.alive;
+  const children = [make("h3", {}, host.name, make("span", { class: bad ? "bad" : host.state === "lends" ? "good" : "" }, states[host.state]))];
+  if (host.alive) {
+    const cores = (number) => count(number, "core", "cores");
+    children.push(...bar("Cores", host.cores, (part) => part.cores, host.cores_free, host.cores_stranded, cores));
+    children.push(...bar("Memory", host.memory_mib, (part) => part.reserved_mib, host.memory_free_mib, 0, size));
+    const { load, lent_bytes, lends_bytes, slices } = host.report;
+    children.push(make("p", {}, `load ${load.toFixed(1)}, has lent ${size(lent_bytes / 2 ** 20)} of ${size(lends_bytes / 2 ** 20)} to ${count(slices, "slice", "slices")}`));
+  } else {
+    children.push(make("p", { class: "bad" }, `It says nothing: weft node start there, at ${host.address || "its address"}.`));
+  }
+  if (work.length > 0) children.push(make("p", {}, work.map(({ run }) => run.name).join(", ")));
+  if (state.role === "run" && host.state !== "left") {
+    const button = (name, word) => make("button", { type: "button", id: `${word}-${host.name}`, onclick: () => act(word, host.name) }, name);
+    const buttons = host.cordoned || host.draining ? [button("Uncordon", "uncordon")] : [button("Cordon", "cordon")];
+    if (!host.draining) buttons.push(button("Drain", "drain"));
+    children.push(make("p", { class: "buttons" }, ...buttons));
+  }
+  return children;
+}
+
+function table(heads, rows, empty) {
+  if (rows.length === 0) return make("p", { class: "empty" }, empty);
+  return make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...rows));
+}
+
+function drawRuns(runs) {
+  const rows = runs.map((run) => {
+    const where = run.parts.map((part) => `${part.host} (${count(part.cores, "core", "cores")}, ${size(part.memory_mib)})`).join(", ");
+    const move = run.moving ? run.moving.why : run.failure ? `The last move failed: ${run.failure}.` : null;
+    const what = !run.agent ? "agent silent" : run.moving ? "moves" : "runs";
+    const pick = () => { state.chosen = state.chosen === run.name ? null : run.name; draw(); };
+    return make("tr", { class: run.name === state.chosen ? "chosen" : "" },
+      make("td", { class: "name" }, make("button", { type: "button", id: `run-${run.name}`, "aria-pressed": String(run.name === state.chosen), title: "show where it is", onclick: pick }, run.name)),
+      make("td", {}, run.kind), make("td", {}, run.user),
+      make("td", { class: run.agent ? "" : "bad" }, what),
+      make("td", {}, where, make("small", {}, run.why), move ? make("small", { class: run.moving ? "" : "bad" }, move) : null),
+      make("td", { class: "number" }, run.parts.length > 1 ? `× ${run.slow_down.toFixed(2)}` : "1"));
+  });
+  return table(["Name", "Kind", "User", "State", "Hosts", "Spread costs"], rows, "Nothing runs in this cluster.");
+}
+
+function drawWaits(waits) {
+  const rows = waits.map((wait) => make("tr", {},
+    make("td", { class: "name" }, wait.name), make("td", {}, wait.kind), make("td", {}, wait.user),
+    make("td", {}, `${count(wait.cores, "core", "cores")}, ${size(wait.memory_mib)}`), make("td", {}, wait.why)));
+  return table(["Name", "Kind", "User", "Wants", "Why"], rows, "Nothing fits the filter.");
+}
+
+function drawLog() {
+  const word = byId("filter").value.trim().toLowerCase();
+  const records = state.log.filter((record) => !word || record.what.toLowerCase().includes(word)).slice(-300).reverse();
+  const rows = records.map((record) => make("tr", {},
+    make("td", { class: "name" }, new Date(record.at * 1000).toLocaleTimeString()),
+    make("td", { class: record.kind === "fail" || record.kind === "refuse" ? "bad" : "" }, record.kind),
+    make("td", {}, record.what)));
+  byId("log").replaceChildren(table(["Time", "What", ""], rows, "Nothing has happened yet."));
+}
+
+// ---- doing
+
+function confirm(title, text, yes) {
+  const dialog = byId("ask");
+  byId("ask-title").textContent = title;
+  byId("ask-text").textContent = text;
+  byId("ask-yes").textContent = yes;
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((done) => {
+    dialog.addEventListener("close", function closed() {
+      // The event of an earlier question comes late.
+      if (dialog.open) return;
+      dialog.removeEventListener("close", closed);
+      done(dialog.returnValue === "yes");
+    });
+  });
+}
+
+async function change(method, path, body) {
+  try {
+    await request(method, path, body);
+  } catch (error) {
+    status(error.message, true);
+  }
+}
+
+async function act(word, host) {
+  const here = state.overview.runs.filter((run) => run.parts.some((part) => part.host === host)).map((run) => run.name);
+  const fixed = state.overview.runs.filter((run) => run.parts.some((part) => part.host === host) && (run.kind === "program" || run.home === host)).map((run) => run.name);
+  if (word === "drain") {
+    const stays = fixed.length ? ` Not able to move, so it stays until it ends: ${fixed.join(", ")}.` : "";
+    const text = here.length ? `Everything that can move leaves ${host}: ${here.join(", ")}.${stays}` : `Nothing is on ${host}; nothing new comes.`;
+    if (!await confirm(`Drain ${host}?`, text, "Drain")) return;
+  }
+  await change("POST", `/v1/hosts/${encodeURIComponent(host)}/${word}`);
+}
+
+byId("hands-off").addEventListener("click", () => change("PUT", "/v1/hands-off", { hands_off: !state.overview.hands_off }));
+byId("filter").addEventListener("input", () => { if (state.overview) draw(); drawLog(); });
+document.addEventListener("keydown", (pressed) => {
+  const typing = document.activeElement instanceof HTMLInputElement;
+  if (pressed.key === "/" && !typing) { pressed.preventDefault(); byId("filter").focus(); }
+  if (pressed.key === "Escape" && document.activeElement === byId("filter")) { byId("filter").value = ""; byId("filter").dispatchEvent(new Event("input")); }
+});
+byId("login").addEventListener("submit", (submitted) => {
+  submitted.preventDefault();
+  start(byId("key").value.trim());
+});
+
+function start(key) {
+  state.key = key;
+  sessionStorage.setItem("weft-key", key);
+  status("Connecting…");
+  run();
+}
+
+const given = location.hash.slice(1);
+// The key leaves the address bar and the history.
+if (given) history.replaceState(null, "", location.pathname);
+const key = given || sessionStorage.getItem("weft-key");
+if (key) start(key); else login("Not connected");
+setInterval(() => {
+  if (state.last && Date.now() - state.last > 15000) status("The server is silent", true);
+}, 1000);

@@ -1,0 +1,585 @@
+//! Sockets, TLS, keys, and their bounds.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde::Serialize;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use weft_cluster::{Cluster, Role, Secret, seconds_now};
+
+use crate::feed::{Feed, Snapshot};
+use crate::metrics;
+use crate::routes::{self, Change, Failure, JSON, Operation};
+
+/// Connections at one time; further clients wait in the socket's queue.
+pub const CONNECTIONS_MAX: usize = 128;
+/// Longest body of a request, bytes.
+const REQUEST_BYTES_MAX: usize = 4 << 10;
+/// Longest request line with its headers, bytes. (8192 is the least that the library takes.)
+const HEAD_BYTES_MAX: usize = 8 << 10;
+/// How long a client may take to say what it wants, and how long a connection may be idle.
+const REQUEST_BOUND: Duration = Duration::from_secs(10);
+/// How long a client may take to read an event.
+const EVENT_BOUND: Duration = Duration::from_secs(10);
+/// A stream of events has something at least this often.
+const BEAT: Duration = Duration::from_secs(5);
+/// Events that wait for a client. Overviews are left out meanwhile.
+const EVENTS_WAITING: usize = 4;
+
+/// Where to listen over TCP.
+#[derive(Clone, Debug)]
+pub struct Listen {
+    pub address: SocketAddr,
+    /// Certificate chain and key, PEM. Without them only on the loopback.
+    pub tls: Option<(PathBuf, PathBuf)>,
+}
+
+/// Why the server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error(
+        "{0} is not on the loopback: give --tls-certificate and --tls-key, or listen on 127.0.0.1"
+    )]
+    NoTls(SocketAddr),
+    #[error("cannot listen on {0}")]
+    Listen(String, #[source] io::Error),
+    #[error("another `weft cluster serve` answers at {0}")]
+    Served(PathBuf),
+    #[error("cannot read {0}: {1}")]
+    Pem(PathBuf, String),
+    #[error("the certificate and the key do not work together")]
+    Tls(#[source] rustls::Error),
+    #[error("cannot start")]
+    Start(#[source] io::Error),
+}
+
+/// A server whose sockets listen.
+pub struct Server {
+    runtime: tokio::runtime::Runtime,
+    unix: UnixListener,
+    path: PathBuf,
+    tcp: Option<(TcpListener, Option<TlsAcceptor>)>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    cluster: Cluster,
+    feed: Feed,
+    /// Of this server: good as long as it runs.
+    own: Secret,
+    places: Arc<Semaphore>,
+}
+
+/// Whom a connection is from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Door {
+    /// The UNIX socket: the server's own user.
+    Own,
+    /// A key says.
+    Key,
+}
+
+/// A client that may do something.
+struct Client {
+    role: Role,
+    /// What operators call it.
+    name: String,
+}
+
+impl Server {
+    /// Listens at `path`, and over TCP.
+    pub fn bind(
+        cluster: Cluster,
+        path: &Path,
+        listen: Option<&Listen>,
+    ) -> Result<Server, ServerError> {
+        if let Some(listen) = listen
+            && listen.tls.is_none()
+            && !listen.address.ip().is_loopback()
+        {
+            return Err(ServerError::NoTls(listen.address));
+        }
+        let tls = listen.and_then(|listen| listen.tls.as_ref());
+        let tls = tls.map(acceptor).transpose()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(ServerError::Start)?;
+        let feed = Feed::start(cluster.clone()).map_err(ServerError::Start)?;
+        let guard = runtime.enter();
+        let tcp = match listen {
+            None => None,
+            Some(listen) => {
+                let of = |error| ServerError::Listen(listen.address.to_string(), error);
+                let socket = std::net::TcpListener::bind(listen.address).map_err(of)?;
+                socket.set_nonblocking(true).map_err(of)?;
+                Some((TcpListener::from_std(socket).map_err(of)?, tls))
+            }
+        };
+        let unix = bind_unix(path)?;
+        drop(guard);
+        Ok(Server {
+            runtime,
+            unix,
+            path: path.to_owned(),
+            tcp,
+            shared: Arc::new(Shared {
+                cluster,
+                feed,
+                own: Secret::new(),
+                places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            }),
+        })
+    }
+
+    /// Where the page is, with a key that is good as long as this server runs; `None` if it does
+    /// not listen over TCP. Browsers do not send what is behind the #.
+    pub fn link(&self) -> Option<String> {
+        let (listener, tls) = self.tcp.as_ref()?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let address = listener.local_addr().ok()?;
+        Some(format!("{scheme}://{address}/#{}", self.shared.own))
+    }
+
+    /// Serves until `end`, or SIGINT or SIGTERM.
+    pub fn run(self, end: impl Future<Output = ()>) -> Result<(), ServerError> {
+        let Server {
+            runtime,
+            unix,
+            path,
+            tcp,
+            shared,
+        } = self;
+        runtime.block_on(async {
+            use tokio::signal::unix::{SignalKind, signal};
+            let mut asked = signal(SignalKind::terminate()).map_err(ServerError::Start)?;
+            tokio::select! {
+                () = end => {}
+                _ = asked.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+                () = accept_unix(unix, &shared) => {}
+                () = accept_tcp(tcp, &shared) => {}
+            }
+            Ok(())
+        })?;
+        // A reading under way has its own bounds; nobody needs it.
+        runtime.shutdown_background();
+        let _ = std::fs::remove_file(path);
+        Ok(())
+    }
+}
+
+/// One server of a user at a time: what an earlier one left behind is removed.
+fn bind_unix(path: &Path) -> Result<UnixListener, ServerError> {
+    let of = |error| ServerError::Listen(path.display().to_string(), error);
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        return Err(ServerError::Served(path.to_owned()));
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(of(error)),
+        _ => {}
+    }
+    UnixListener::bind(path).map_err(of)
+}
+
+fn acceptor((certificate, key): &(PathBuf, PathBuf)) -> Result<TlsAcceptor, ServerError> {
+    let pem = |path: &Path, error: &dyn std::fmt::Display| {
+        ServerError::Pem(path.to_owned(), error.to_string())
+    };
+    let chain: Result<Vec<CertificateDer<'static>>, _> =
+        CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
+    let chain = chain.map_err(|error| pem(certificate, &error))?;
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| pem(key, &error))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(ServerError::Tls)?
+        .with_no_client_auth()
+        .with_single_cert(chain, private)
+        .map_err(ServerError::Tls)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// A place for one more connection.
+async fn place(shared: &Shared) -> Option<OwnedSemaphorePermit> {
+    // The semaphore is never closed.
+    shared.places.clone().acquire_owned().await.ok()
+}
+
+/// After an error, out of descriptors for example: not at full speed.
+async fn pause() {
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+async fn accept_unix(listener: UnixListener, shared: &Arc<Shared>) {
+    let own = nix::unistd::geteuid().as_raw();
+    loop {
+        let place = place(shared).await;
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let peer = stream.peer_cred().map(|peer| peer.uid());
+                if peer.is_ok_and(|peer| peer == 0 || peer == own) {
+                    let shared = shared.clone();
+                    tokio::spawn(async move {
+                        talk(stream, Door::Own, shared).await;
+                        drop(place);
+                    });
+                }
+            }
+            Err(_) => pause().await,
+        }
+    }
+}
+
+async fn accept_tcp(tcp: Option<(TcpListener, Option<TlsAcceptor>)>, shared: &Arc<Shared>) {
+    let Some((listener, tls)) = tcp else {
+        return std::future::pending().await;
+    };
+    loop {
+        let place = place(shared).await;
+        let Ok((stream, _)) = listener.accept().await else {
+            pause().await;
+            continue;
+        };
+        let (shared, tls) = (shared.clone(), tls.clone());
+        tokio::spawn(async move {
+            match tls {
+                None => talk(stream, Door::Key, shared).await,
+                Some(tls) => {
+                    if let Ok(Ok(stream)) = timeout(REQUEST_BOUND, tls.accept(stream)).await {
+                        talk(stream, Door::Key, shared).await;
+                    }
+                }
+            }
+            drop(place);
+        });
+    }
+}
+
+/// The requests of one connection. Whatever goes wrong here is the client's loss.
+async fn talk<S>(stream: S, door: Door, shared: Arc<Shared>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(|request| {
+        let shared = shared.clone();
+        async move { Ok::<_, Infallible>(respond(request, door, &shared).await) }
+    });
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_BOUND)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+}
+
+type Answer = Response<Either<Full<Bytes>, EventStream>>;
+
+async fn respond(request: Request<Incoming>, door: Door, shared: &Arc<Shared>) -> Answer {
+    match serve(request, door, shared).await {
+        Ok(answer) => answer,
+        Err(failure) => {
+            let mut answer = whole(JSON, failure.body());
+            *answer.status_mut() = failure.status();
+            let extra = match &failure {
+                Failure::Method(method) => Some((header::ALLOW, method.as_str())),
+                Failure::NoKey => Some((header::WWW_AUTHENTICATE, "Bearer")),
+                _ => None,
+            };
+            if let Some((name, value)) = extra
+                && let Ok(value) = HeaderValue::from_str(value)
+            {
+                answer.headers_mut().insert(name, value);
+            }
+            answer
+        }
+    }
+}
+
+/// `GET /v1/session`.
+#[derive(Serialize)]
+struct Session<'a> {
+    cluster: &'a str,
+    version: &'a str,
+    role: Role,
+    key: &'a str,
+}
+
+async fn serve(
+    request: Request<Incoming>,
+    door: Door,
+    shared: &Arc<Shared>,
+) -> Result<Answer, Failure> {
+    let operation = routes::find(request.method(), request.uri().path())?;
+    let Some(needed) = operation.role() else {
+        return match operation {
+            Operation::File(content_type, text) => Ok(whole(content_type, text)),
+            _ => Err(Failure::NoKey),
+        };
+    };
+    let secret = secret_of(&request);
+    if door == Door::Key && secret.is_none() {
+        return Err(Failure::NoKey);
+    }
+    let snapshot = shared.feed.now().await.map_err(Failure::Unreachable)?;
+    let client = client(door, secret.as_ref(), shared, &snapshot).ok_or(Failure::NoKey)?;
+    if client.role < needed {
+        return Err(Failure::Role);
+    }
+    match operation {
+        Operation::File(..) => Err(Failure::NoKey),
+        Operation::Session => {
+            let identity = shared.cluster.identity();
+            json(&Session {
+                cluster: &identity.name,
+                version: &identity.version,
+                role: client.role,
+                key: &client.name,
+            })
+        }
+        Operation::Overview => Ok(whole(JSON, snapshot.json.clone())),
+        Operation::Log => json(&snapshot.log),
+        Operation::Metrics => {
+            let newest = snapshot.log.last().map_or(0, |record| record.number);
+            let text = metrics::render(&snapshot.overview, newest);
+            Ok(whole(metrics::CONTENT_TYPE, text))
+        }
+        Operation::Events => Ok(events(door, secret, shared)),
+        Operation::Change(change) => {
+            let body = read_body(request).await?;
+            carry_out(shared, change, body, &client).await?;
+            json(&serde_json::json!({}))
+        }
+    }
+}
+
+async fn carry_out(
+    shared: &Arc<Shared>,
+    change: Change,
+    body: Bytes,
+    client: &Client,
+) -> Result<(), Failure> {
+    let what = format!("{change:?}");
+    let cluster = shared.cluster.clone();
+    let work = tokio::task::spawn_blocking(move || routes::change(&cluster, &change, &body));
+    let outcome = work
+        .await
+        .unwrap_or_else(|error| Err(Failure::Unreachable(error.to_string())));
+    let how = match &outcome {
+        Ok(()) => "done".to_owned(),
+        Err(failure) => failure.to_string(),
+    };
+    eprintln!("weft: {} asked for {what}: {how}", client.name);
+    outcome
+}
+
+/// What the client says that it has.
+fn secret_of(request: &Request<Incoming>) -> Option<Secret> {
+    let value = request.headers().get(header::AUTHORIZATION)?;
+    let text = value.to_str().ok()?.strip_prefix("Bearer ")?;
+    Some(Secret::from_client(text.trim()))
+}
+
+fn client(
+    door: Door,
+    secret: Option<&Secret>,
+    shared: &Shared,
+    snapshot: &Snapshot,
+) -> Option<Client> {
+    let own = |name: &str| Client {
+        role: Role::Run,
+        name: name.into(),
+    };
+    if door == Door::Own {
+        return Some(own("this user"));
+    }
+    let secret = secret?;
+    if secret.is_same(&shared.own) {
+        return Some(own("the link of this server"));
+    }
+    let access = snapshot.access.find(secret, seconds_now())?;
+    Some(Client {
+        role: access.role,
+        name: access.name.clone(),
+    })
+}
+
+async fn read_body(request: Request<Incoming>) -> Result<Bytes, Failure> {
+    let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
+    match timeout(REQUEST_BOUND, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(Failure::TooLarge(REQUEST_BYTES_MAX))
+        }
+        Ok(Err(error)) => Err(Failure::Body(error.to_string())),
+        Err(_) => Err(Failure::Body("it did not arrive in time".into())),
+    }
+}
+
+fn json(value: &impl Serialize) -> Result<Answer, Failure> {
+    let text = serde_json::to_string(value).map_err(|error| Failure::Body(error.to_string()))?;
+    Ok(whole(JSON, text))
+}
+
+/// The page may load what is here, and nothing from anywhere else.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      img-src 'self' data:; base-uri 'none'; form-action 'none'; \
+                      frame-ancestors 'none'";
+
+fn whole(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+    answer(content_type, Either::Left(Full::new(body.into())))
+}
+
+fn answer(content_type: &'static str, body: Either<Full<Bytes>, EventStream>) -> Answer {
+    let mut answer = Response::new(body);
+    *answer.status_mut() = StatusCode::OK;
+    let headers: [(HeaderName, &'static str); 5] = [
+        (header::CONTENT_TYPE, content_type),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    for (name, value) in headers {
+        answer
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    answer
+}
+
+/// Events on their way to a client.
+struct EventStream(mpsc::Receiver<Bytes>);
+
+impl Body for EventStream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let event = self.0.poll_recv(context);
+        event.map(|event| event.map(|event| Ok(Frame::data(event))))
+    }
+}
+
+fn events(door: Door, secret: Option<Secret>, shared: &Arc<Shared>) -> Answer {
+    let (sender, receiver) = mpsc::channel(EVENTS_WAITING);
+    let shared = shared.clone();
+    tokio::spawn(async move { tell(door, secret.as_ref(), &shared, &sender).await });
+    answer("text/event-stream", Either::Right(EventStream(receiver)))
+}
+
+/// Sends what changes, until the client has gone, reads nothing, or may not look any more.
+async fn tell(door: Door, secret: Option<&Secret>, shared: &Shared, sender: &mpsc::Sender<Bytes>) {
+    let mut feed = shared.feed.subscribe();
+    let mut told = Told::default();
+    loop {
+        shared.feed.ask();
+        let latest = feed.borrow_and_update().clone();
+        let events = match latest {
+            None => String::new(),
+            Some(Ok(snapshot)) => match client(door, secret, shared, &snapshot) {
+                Some(_) => told.news(&snapshot),
+                None => return,
+            },
+            Some(Err(why)) => told.trouble(why),
+        };
+        // A comment shows that the server lives.
+        let text = if events.is_empty() {
+            ":\n\n".into()
+        } else {
+            events
+        };
+        match timeout(EVENT_BOUND, sender.send(text.into())).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) | Err(_) => return,
+        }
+        // Nothing new: what was read again is the same.
+        let news = async {
+            loop {
+                if feed.changed().await.is_err() {
+                    return;
+                }
+                let is_news = match &*feed.borrow() {
+                    Some(Ok(snapshot)) => told.is_news(snapshot),
+                    Some(Err(why)) => told.trouble.as_ref() != Some(why),
+                    None => false,
+                };
+                shared.feed.ask();
+                if is_news {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = news => {}
+            () = tokio::time::sleep(BEAT) => {}
+            () = sender.closed() => return,
+        }
+    }
+}
+
+/// What a client was told last.
+#[derive(Default)]
+struct Told {
+    overview: String,
+    /// The number of a record of the log.
+    record: u64,
+    trouble: Option<String>,
+}
+
+impl Told {
+    fn is_news(&self, snapshot: &Snapshot) -> bool {
+        let newest = snapshot.log.last().map_or(0, |record| record.number);
+        self.trouble.is_some() || newest > self.record || self.overview != snapshot.json
+    }
+
+    /// The events of what is new.
+    fn news(&mut self, snapshot: &Snapshot) -> String {
+        let mut text = String::new();
+        self.trouble = None;
+        if self.overview != snapshot.json {
+            text += &format!("event: overview\ndata: {}\n\n", snapshot.json);
+            self.overview.clone_from(&snapshot.json);
+        }
+        let new = snapshot.log.iter().filter(|r| r.number > self.record);
+        let new: Vec<_> = new.collect();
+        if let Some(newest) = new.last() {
+            let records = serde_json::to_string(&new).unwrap_or_default();
+            text += &format!("event: log\ndata: {records}\n\n");
+            self.record = newest.number;
+        }
+        text
+    }
+
+    fn trouble(&mut self, why: String) -> String {
+        let text = serde_json::to_string(&why).unwrap_or_default();
+        self.trouble = Some(why);
+        // What comes after it is told again.
+        self.overview.clear();
+        format!("event: trouble\ndata: {text}\n\n")
+    }
+}
