@@ -177,14 +177,18 @@ fn what_waits_is_told_why_and_what_cannot_be_is_refused() {
         cluster.ask(&wanted, lease).unwrap()
     };
     let first = ask("first", "alpha", 3, 16);
-    let whole = ask("whole", "alpha", 4, 1);
-    let behind = ask("behind", "beta", 1, 16);
+    let whole = ask("whole", "alpha", 3, 1);
+    let behind = ask("behind", "alpha", 1, 16);
+    ask("elsewhere", "beta", 1, 16);
     let large = ask("large", "alpha", 21, 16);
     let dead = ask("dead", "gamma", 1, 16);
     let plans = leader.plan(&cluster, 1);
     leader.commit(plans).unwrap();
     let work = cluster.work().unwrap();
-    assert_eq!(work.placed.keys().collect::<Vec<_>>(), ["first"]);
+    assert_eq!(
+        work.placed.keys().collect::<Vec<_>>(),
+        ["elsewhere", "first"]
+    );
     let answer = |name, id| {
         let answer = work.answer(name, id).expect("an answer");
         (answer.refused, answer.why.clone())
@@ -209,7 +213,10 @@ fn what_waits_is_told_why_and_what_cannot_be_is_refused() {
     let plans = leader.plan(&cluster, 2);
     leader.commit(plans).unwrap();
     let placed = cluster.work().unwrap().placed;
-    assert_eq!(placed.keys().collect::<Vec<_>>(), ["behind", "whole"]);
+    assert_eq!(
+        placed.keys().collect::<Vec<_>>(),
+        ["behind", "elsewhere", "whole"]
+    );
 }
 
 #[test]

@@ -6,7 +6,8 @@
 //!   would be good, and those before requests, so that a move that frees a whole block is
 //!   not spoilt by a request that takes a piece of it;
 //! - of two waiting requests the one with the higher priority, and of equal ones the
-//!   earlier, is tried first; with [`Limits::backfill`] 0 no request overtakes another.
+//!   earlier, is tried first; with [`Limits::backfill`] 0 no request overtakes another, but for
+//!   one that waits for its home: others may start where they take nothing of that host.
 
 mod adopted;
 mod leaving;
@@ -120,6 +121,18 @@ pub struct Scheduler {
     stuck: BTreeSet<(AggregateId, HostId)>,
     /// Those that may start next were tried, and find no room until there is more.
     blocked: bool,
+}
+
+/// What became of a request that was tried, and what that is for those behind it.
+enum Tried {
+    Starts,
+    /// It would not start on empty hosts either: nothing waits for it.
+    HasNoHope,
+    /// This host lacks room for it, or is kept for one before it: those behind it may start on
+    /// others.
+    Keeps(HostId),
+    /// Nothing behind it starts, apart from [`Limits::backfill`].
+    HoldsAll,
 }
 
 impl Scheduler {
@@ -562,9 +575,11 @@ impl Scheduler {
     }
 
     /// Tries the first requests until `tried_max` of them have found no room that they could
-    /// find on empty hosts.
+    /// find on empty hosts. One that waits for its home alone does not count: those behind it
+    /// may start on other hosts.
     fn try_next(&mut self, now: Duration, tried_max: usize, decisions: &mut Vec<Decision>) {
         let mut failed: Vec<(Room, u32)> = Vec::new();
+        let mut kept = BTreeSet::new();
         let mut behind = None;
         while failed.len() < tried_max
             && let Some((place, request)) = self.queue.next(behind)
@@ -573,13 +588,17 @@ impl Scheduler {
             let plain = request.devices.is_empty() && request.features == Features::default();
             let plain = plain && request.home.is_none();
             let is_known = plain && failed.contains(&shape);
-            if is_known || !self.try_start(now, place, decisions) {
-                // Nothing waits behind one that has no hope.
-                if is_known || self.may_start_later(self.queue.at(place)) {
-                    failed.push(shape);
-                }
-                behind = Some(place);
+            let tried = match is_known {
+                true => Tried::HoldsAll,
+                false => self.try_start(now, place, &kept, decisions),
+            };
+            match tried {
+                Tried::Starts => continue,
+                Tried::HasNoHope => {}
+                Tried::Keeps(host) => drop(kept.insert(host)),
+                Tried::HoldsAll => failed.push(shape),
             }
+            behind = Some(place);
         }
         self.blocked = !failed.is_empty();
     }
@@ -591,8 +610,30 @@ impl Scheduler {
         request.home.is_none_or(takes) && self.cluster.could_hold(request, self.hosts_max(request))
     }
 
-    /// Starts one request, or says once why it waits.
-    fn try_start(&mut self, now: Duration, place: Place, decisions: &mut Vec<Decision>) -> bool {
+    /// The home of a request, if that host has too little room.
+    fn full_home(&self, request: &Request) -> Option<HostId> {
+        request.home.filter(|&home| {
+            request.hosts_max == 1 || self.cluster.free_if_home(home, request).is_none()
+        })
+    }
+
+    /// What a request without room does to those behind it.
+    fn holds(&self, request: &Request) -> Tried {
+        match self.full_home(request) {
+            _ if !self.may_start_later(request) => Tried::HasNoHope,
+            Some(home) => Tried::Keeps(home),
+            None => Tried::HoldsAll,
+        }
+    }
+
+    /// Starts one request, or says once why it waits. Nothing starts on the hosts `kept`.
+    fn try_start(
+        &mut self,
+        now: Duration,
+        place: Place,
+        kept: &BTreeSet<HostId>,
+        decisions: &mut Vec<Decision>,
+    ) -> Tried {
         let request = self.queue.at(place);
         let placement = self.policy.start(&self.cluster, request);
         let Some(placement) = placement else {
@@ -608,13 +649,19 @@ impl Scheduler {
                 self.start_move(moving, name, why, false, decisions);
             }
             self.tell(place, why, decisions);
-            return false;
+            return self.holds(self.queue.at(place));
         };
+        if placement.parts.iter().any(|part| kept.contains(&part.host)) {
+            let holds = request.home.map_or(Tried::HoldsAll, Tried::Keeps);
+            let before = self.queue.before(place);
+            self.tell(place, Delayed::Queued { before }, decisions);
+            return holds;
+        }
         if placement.parts.len() > 1
             && let Some(host) = self.whole_after_moves(request)
         {
             self.tell(place, Delayed::MoveUnderWay { host }, decisions);
-            return false;
+            return Tried::HoldsAll;
         }
         let id = request.id;
         let request = self.queue.remove(id).expect("it waits at that place");
@@ -634,7 +681,7 @@ impl Scheduler {
             placement,
             why,
         });
-        true
+        Tried::Starts
     }
 
     /// The policy's moves that would make room, if the limits allow all of them, and nothing
@@ -678,9 +725,7 @@ impl Scheduler {
     }
 
     fn why_no_room(&self, request: &Request) -> Delayed {
-        if let Some(host) = request.home
-            && (self.cluster.free_if_home(host, request).is_none() || request.hosts_max == 1)
-        {
+        if let Some(host) = self.full_home(request) {
             let free = match self.cluster.has(host) {
                 true => self.cluster.room_for_more(host),
                 false => Room::NONE,

@@ -313,3 +313,29 @@ fn a_new_scheduler_adopts_what_runs_and_what_moves() {
     step(&mut s, 2, Event::MoveEnded(AggregateId(1), done));
     assert_eq!((home_of(&s, 1), home_of(&s, 2), free(&s, 1)), (1, 0, 0));
 }
+
+/// The request for a full home waits, and the host is kept for it; what needs other hosts starts.
+#[test]
+fn a_full_home_holds_up_only_those_that_need_it() {
+    let mut s = cluster(fewest(), &[4, 4, 4]);
+    let at_home = |id, cores, home| {
+        let mut wanted = request(id, cores);
+        (wanted.home, wanted.hosts_max) = (Some(HostId(home)), 1);
+        Event::Requested(wanted)
+    };
+    step(&mut s, 1, at_home(1, 3, 0));
+    step(&mut s, 2, at_home(2, 2, 0));
+    assert_eq!(s.waiting().len(), 1, "node0 has one core left");
+    step(&mut s, 3, at_home(3, 4, 1));
+    assert_eq!(cores_of(&s, 3), [(1, 4)]);
+    // It would take the core that the second one waits for.
+    step(&mut s, 4, at_home(4, 1, 0));
+    assert_eq!(s.waiting().len(), 2);
+    step(&mut s, 5, at_home(5, 2, 2));
+    assert_eq!(cores_of(&s, 5), [(2, 2)]);
+    // Two of three cores go to the first that waits, one to the next.
+    step(&mut s, 6, Event::Ended(AggregateId(1)));
+    assert_eq!(cores_of(&s, 2), [(0, 2)]);
+    assert_eq!(cores_of(&s, 4), [(0, 1)]);
+    assert_eq!(s.waiting().len(), 0);
+}
