@@ -1,6 +1,7 @@
 //! `weft cluster`, and `--cluster`: several hosts on this one, with a real etcd.
 
 mod hosts;
+mod page;
 mod site;
 mod work;
 
@@ -14,10 +15,16 @@ use crate::report::{Report, Verdict};
 
 type Check = fn(&mut Site<'_>) -> Result<()>;
 
+/// A check cannot run here: this is not installed.
+#[derive(Debug, thiserror::Error)]
+#[error("needs {0}")]
+struct Lacks(&'static str);
+
 /// Runs the suite.
 pub fn run_members(context: &Context, names: &[String], report: &Report) {
     run_part(context, "cluster: hosts", &hosts::CHECKS, names, report);
     run_part(context, "cluster: work", &work::CHECKS, names, report);
+    run_part(context, "cluster: page", &page::CHECKS, names, report);
 }
 
 /// In their order: each check goes on where the one before ended.
@@ -48,6 +55,7 @@ fn run_part(
         let begun = Instant::now();
         let verdict = match check(&mut site) {
             Ok(()) => Verdict::Passed(String::new()),
+            Err(error) if error.is::<Lacks>() => Verdict::Skipped(error.to_string()),
             Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
         };
         report.add(&format!("{part} {name}"), begun.elapsed(), verdict);

@@ -1,0 +1,233 @@
+//! What people and programs see of a cluster: keys, API, events, metrics, the page, the log.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::site::{SOON, Site};
+use super::{Check, Lacks};
+use crate::cluster::free_port;
+use crate::run::{End, Invocation, Running, start};
+
+/// Longer than any check.
+const BOUND: Duration = Duration::from_secs(120);
+
+pub(super) const CHECKS: [(&str, Check); 5] = [
+    ("is served, by keys with roles", keys),
+    ("changes, and the change is an event", events),
+    ("has metrics that promtool takes", metrics),
+    ("is a page in a browser", browser),
+    ("ends at once, and its log stays", end),
+];
+
+/// `weft cluster serve` of home.
+struct Served {
+    running: Running,
+    link: String,
+}
+
+impl Served {
+    fn start(site: &Site<'_>) -> Result<Served> {
+        let weft = site.context.weft.to_string_lossy().into_owned();
+        let address = format!("127.0.0.1:{}", free_port()?);
+        let directory = site.directory.join("serve");
+        let words = [&weft[..], "cluster", "serve", "--listen", &address];
+        let mut invocation = Invocation::new(&words, &directory).bounded(BOUND);
+        invocation.environment = site.environment("home");
+        let running = start(&invocation)?;
+        let begun = Instant::now();
+        loop {
+            let said = fs::read_to_string(directory.join("stdout"))?;
+            if let Some((link, _)) = said.split_once('\n') {
+                let link = link.to_owned();
+                return Ok(Served { running, link });
+            }
+            let why = fs::read_to_string(directory.join("stderr"))?;
+            ensure!(begun.elapsed() < SOON, "no link: {why}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn address(&self) -> &str {
+        let rest = self.link.trim_start_matches("http://");
+        rest.split('/').next().unwrap_or_default()
+    }
+
+    fn key(&self) -> &str {
+        self.link.split('#').nth(1).unwrap_or_default()
+    }
+
+    fn ask(&self, key: &str, method: &str, path: &str) -> Result<(u16, String)> {
+        ask(TcpStream::connect(self.address())?, key, method, path)
+    }
+
+    fn end(self) -> Result<()> {
+        kill(Pid::from_raw(self.running.pid()), Signal::SIGTERM)?;
+        let outcome = self.running.finish()?;
+        ensure!(outcome.end == End::Exit(0), "{}", outcome.end);
+        Ok(())
+    }
+}
+
+fn head(key: &str, method: &str, path: &str) -> String {
+    format!(
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer \
+         {key}\r\nContent-Length: 0\r\n\r\n"
+    )
+}
+
+fn ask(
+    mut stream: impl Read + Write,
+    key: &str,
+    method: &str,
+    path: &str,
+) -> Result<(u16, String)> {
+    stream.write_all(head(key, method, path).as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let status = answer.split(' ').nth(1).context("no status")?.parse()?;
+    let body = answer.split_once("\r\n\r\n").context("no head")?.1;
+    Ok((status, body.to_owned()))
+}
+
+fn keys(site: &mut Site<'_>) -> Result<()> {
+    site.init()?;
+    site.join("alpha")?;
+    site.join("beta")?;
+    for host in ["home", "alpha", "beta"] {
+        site.lend(host, "1500M")?;
+    }
+    site.living(&["alpha", "beta", "home"])?;
+    let key = site.succeeds("alpha", "cluster access make eyes")?;
+    let key = key.trim();
+    let again = site.fails("alpha", "cluster access make eyes")?;
+    ensure!(again.contains("exists already"), "{again}");
+    let listed = site.succeeds("home", "cluster access list")?;
+    ensure!(listed.contains("eyes  look"), "{listed}");
+    ensure!(!listed.contains(key), "the list has the key: {listed}");
+    let served = Served::start(site)?;
+    let drain = "/v1/hosts/beta/drain";
+    for (key, method, path, wanted) in [
+        (key, "GET", "/v1/overview", 200),
+        (key, "POST", drain, 403),
+        ("weft-key-00", "GET", "/v1/overview", 401),
+        ("", "POST", drain, 401),
+    ] {
+        let (status, said) = served.ask(key, method, path)?;
+        ensure!(status == wanted, "{method} {path}: {status}: {said}");
+    }
+    let socket = site.directory.join("run-home/weft/web.sock");
+    let (status, session) = ask(UnixStream::connect(&socket)?, "", "GET", "/v1/session")?;
+    ensure!(status == 200 && session.contains("\"run\""), "{session}");
+    let second = site.fails("home", "cluster serve --listen 127.0.0.1:0")?;
+    ensure!(second.contains("another"), "{second}");
+    let outside = "cluster serve --listen 0.0.0.0:0 --socket other.sock";
+    let refused = site.fails("home", outside)?;
+    ensure!(refused.contains("--tls-certificate"), "{refused}");
+    site.succeeds("beta", "cluster access end eyes")?;
+    let begun = Instant::now();
+    while served.ask(key, "GET", "/v1/overview")?.0 != 401 {
+        ensure!(begun.elapsed() < SOON, "a key that was ended still works");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    served.end()
+}
+
+/// The state of beta in an event.
+fn beta(event: &Value) -> &str {
+    let mut hosts = event["hosts"].as_array().into_iter().flatten();
+    let beta = hosts.find(|host| host["name"] == "beta");
+    beta.and_then(|host| host["state"].as_str())
+        .unwrap_or_default()
+}
+
+fn events(site: &mut Site<'_>) -> Result<()> {
+    let served = Served::start(site)?;
+    let mut stream = TcpStream::connect(served.address())?;
+    stream.set_read_timeout(Some(SOON))?;
+    stream.write_all(head(served.key(), "GET", "/v1/events").as_bytes())?;
+    let (status, said) = served.ask(served.key(), "POST", "/v1/hosts/beta/drain")?;
+    ensure!(status == 200, "{status}: {said}");
+    let (mut drained, mut logged) = (false, false);
+    for line in BufReader::new(stream).lines() {
+        let line = line?;
+        if let Some(data) = line.strip_prefix("data: ") {
+            let event: Value = serde_json::from_str(data)?;
+            drained |= beta(&event) == "drained";
+            logged |= data.contains("beta is drained.");
+        }
+        if drained && logged {
+            break;
+        }
+    }
+    ensure!(drained && logged, "drained: {drained}, logged: {logged}");
+    let plan: Value = serde_json::from_str(&site.succeeds("alpha", "plan --json")?)?;
+    ensure!(beta(&plan) == "drained", "{plan}");
+    site.succeeds("alpha", "node uncordon beta")?;
+    served.end()
+}
+
+fn metrics(site: &mut Site<'_>) -> Result<()> {
+    let promtool = site.context.tool("promtool");
+    let promtool = promtool.ok_or(Lacks("promtool (Debian package prometheus)"))?;
+    let served = Served::start(site)?;
+    let (status, text) = served.ask(served.key(), "GET", "/metrics")?;
+    ensure!(status == 200, "{status}: {text}");
+    // The answer comes in one piece: nothing is around it.
+    let begin = text.find("# HELP").context("no help")?;
+    let mut check = Command::new(promtool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut input = check.stdin.take().context("a pipe")?;
+    input.write_all(&text.as_bytes()[begin..])?;
+    drop(input);
+    let checked = check.wait_with_output()?;
+    let said = String::from_utf8_lossy(&checked.stderr).into_owned()
+        + &String::from_utf8_lossy(&checked.stdout);
+    ensure!(checked.status.success(), "{said}");
+    served.end()
+}
+
+fn browser(site: &mut Site<'_>) -> Result<()> {
+    if site.context.tool("chromium").is_none() {
+        return Err(Lacks("chromium").into());
+    }
+    let served = Served::start(site)?;
+    let browse: PathBuf = site.context.sources.join("../page/browse.py");
+    let browse = browse.to_string_lossy().into_owned();
+    for (width, more) in [("1280", &["--host", "beta"][..]), ("420", &["--dark"])] {
+        let mut words = vec!["python3", &browse, &served.link, "--width", width];
+        words.extend(more);
+        let outcome = site.invoke("home", &words)?;
+        let said = outcome.stderr.trim();
+        ensure!(outcome.end == End::Exit(0), "{}: {said}", outcome.end);
+    }
+    served.end()
+}
+
+fn end(site: &mut Site<'_>) -> Result<()> {
+    let socket = site.directory.join("run-home/weft/web.sock");
+    ensure!(!socket.exists(), "the socket is still there");
+    let log = site.succeeds("beta", "cluster log")?;
+    ensure!(log.contains("beta is drained."), "{log}");
+    let numbers: Vec<Value> = site
+        .succeeds("beta", "cluster log --json")?
+        .lines()
+        .map(|line| Ok(serde_json::from_str::<Value>(line)?["number"].clone()))
+        .collect::<Result<_>>()?;
+    let expected: Vec<Value> = (1..=numbers.len()).map(Value::from).collect();
+    ensure!(numbers == expected, "{numbers:?}");
+    Ok(())
+}
