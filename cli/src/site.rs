@@ -103,7 +103,7 @@ pub fn access(command: &AccessCommand) -> anyhow::Result<()> {
             };
             let secret = cluster.make_access(name, role, Duration::from_secs(days * 86400))?;
             eprintln!(
-                "weft: whoever has this key may {} for {days} days; it is shown once:",
+                "weft: this key lets a client {} for {days} days; it is shown once:",
                 match role {
                     Role::Look => "look at everything",
                     Role::Run => "run the cluster",

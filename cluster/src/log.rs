@@ -56,7 +56,7 @@ pub struct LogRecord {
     pub number: u64,
     /// Seconds since 1970, by the leader's clock.
     pub at: u64,
-    /// The leader.
+    /// The host that decided then.
     pub leader: String,
     pub kind: LogKind,
     /// A sentence.

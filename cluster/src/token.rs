@@ -61,7 +61,7 @@ impl FromStr for Token {
 pub struct Secret(String);
 
 impl Secret {
-    /// A new one.
+    /// From 32 random bytes of the kernel.
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Secret {
         Secret(random_hex::<SECRET_BYTES>())

@@ -81,7 +81,12 @@ impl Costs {
     }
 
     pub fn move_time(&self, moving: &Move) -> Duration {
-        let seconds = moving.memory_mib() as f64 / self.moves.mib_per_s;
+        self.copy_time(moving.memory_mib())
+    }
+
+    /// How long a move of so much memory takes.
+    pub fn copy_time(&self, memory_mib: u64) -> Duration {
+        let seconds = memory_mib as f64 / self.moves.mib_per_s;
         self.moves.start + Duration::from_secs_f64(seconds)
     }
 

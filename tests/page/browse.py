@@ -125,7 +125,10 @@ def look(browser, arguments):
     if unnamed:
         raise SystemExit(f"{unnamed} controls or pictures have no name for a screen reader")
     if arguments.picture:
-        picture = browser.call("Page.captureScreenshot", format="png")["data"]
+        tall = browser.value("Math.ceil(document.body.getBoundingClientRect().height)")
+        clip = {"x": 0, "y": 0, "width": arguments.width, "height": min(tall, 1400), "scale": 1}
+        picture = browser.call("Page.captureScreenshot", format="png", clip=clip,
+                               captureBeyondViewport=True)["data"]
         with open(arguments.picture, "wb") as file:
             file.write(base64.b64decode(picture))
     origin = arguments.link.split("/#")[0]

@@ -130,7 +130,7 @@ impl Crowd {
     fn ask(&self, n: usize) {
         let request = WorkRequest {
             name: format!("vm-{n:04}"),
-            kind: if n % 5 == 0 {
+            kind: if n.is_multiple_of(5) {
                 WorkKind::Program
             } else {
                 WorkKind::Machine
@@ -186,7 +186,7 @@ impl Crowd {
             debug_assert!(LEADER_LEASE > Duration::from_secs(3));
             let hosts = self.leases.len();
             (0..hosts)
-                .filter(|n| (n + next) % 3 == 0)
+                .filter(|n| (n + next).is_multiple_of(3))
                 .for_each(|n| self.report(n));
             if let Ok(work) = self.cluster.work()
                 && let Some(placed) = work

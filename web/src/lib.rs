@@ -12,7 +12,7 @@
 //! | `server` | sockets, TLS, keys, and their bounds |
 //! | `page/` | the page, and `openapi.json` |
 //!
-//! Who may ask: at a UNIX socket processes of the same user and root; over TCP whoever has a key,
+//! Who may ask: at a UNIX socket processes of the same user and root; over TCP a client with a key,
 //! whose role is looked up for each request. Without a key the server gives out the page, which
 //! knows nothing, and the description of the API.
 

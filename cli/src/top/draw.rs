@@ -4,7 +4,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState, Wrap};
 use weft_cluster::{HostState, HostView, LogKind, LogRecord, Overview};
 use weft_node::said::plain;
 use weft_node::size::format_bytes;
@@ -26,7 +26,8 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen) {
     ])
     .areas(frame.area());
     frame.render_widget(title(&screen.overview), head);
-    frame.render_widget(Paragraph::new(sum(&screen.overview)), sums);
+    let sum = Paragraph::new(sum(&screen.overview)).wrap(Wrap { trim: true });
+    frame.render_widget(sum, sums);
     match screen.tab {
         Tab::Hosts => hosts(frame, screen, list),
         Tab::Work => work(frame, screen, list),

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use weft_cluster::{Cluster, Cordon, Placed, Plan, Planner};
+use weft_cluster::{Cluster, Cordon, Leaving, Placed, Plan, Planner};
 use weft_node::member::Membership;
 use weft_node::said::plain;
 
@@ -48,6 +48,7 @@ pub fn drain(host: Option<String>, patience: Option<Duration>) -> anyhow::Result
         "weft: {host} is drained, also if you end this command: `weft node uncordon {host}` \
          calls it off"
     );
+    forecast(&Leaving::of(&cluster.work()?, &host), patience);
     let begun = Instant::now();
     let mut told = Vec::new();
     loop {
@@ -73,6 +74,29 @@ pub fn drain(host: Option<String>, patience: Option<Duration>) -> anyhow::Result
         std::thread::sleep(patience.map_or(TURN, |patience| {
             TURN.min(patience.saturating_sub(begun.elapsed()))
         }));
+    }
+}
+
+/// Says at once what will be left, and what takes longer than the caller waits.
+fn forecast(leaving: &Leaving, patience: Option<Duration>) {
+    if !leaving.stays.is_empty() {
+        eprintln!(
+            "weft: cannot move, and stays until it ends: {}",
+            leaving.stays.join(", ")
+        );
+    }
+    if !leaving.moves.is_empty() {
+        let takes = leaving.takes.as_secs_f64();
+        let late = match patience {
+            Some(patience) if patience < leaving.takes => {
+                ", longer than this command waits: it goes on in the cluster"
+            }
+            _ => "",
+        };
+        eprintln!(
+            "weft: leaves within about {takes:.1} s if there is room{late}: {}",
+            leaving.moves.join(", ")
+        );
     }
 }
 

@@ -301,14 +301,19 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
     let stuck = begin(site, &["node", "drain", "home", "--wait", "1"])?.finish()?;
     let says = &stuck.stderr;
     ensure!(
-        stuck.end == End::Exit(1) && says.contains("cannot move") && says.contains("still on home"),
+        stuck.end == End::Exit(1)
+            && says.contains("stays until it ends: ")
+            && says.contains("still on home"),
         "{}: {says}",
         stuck.end
     );
     site.succeeds("home", "node uncordon")?;
     let drained = begin(site, &["node", "drain", &before[1], "--wait", "60"])?;
     let says = ended_well(drained)?;
-    ensure!(says.contains("nothing of the cluster is on"), "{says}");
+    ensure!(
+        says.contains("leaves within about") && says.contains("nothing of the cluster is on"),
+        "{says}"
+    );
     let after = hosts_of_web(site)?;
     ensure!(
         after.len() == 2 && after[0] == "home" && after[1] != before[1],

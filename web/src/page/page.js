@@ -182,22 +182,22 @@ function drawHosts(hosts, runs) {
 }
 
 function drawHost(host, work) {
-  const bar = (what, whole, of, free, stranded, format) => {
+  const bar = (what, whole, of, free, stranded, format, plain) => {
     const share = (value) => `${whole ? (100 * value) / whole : 0}%`;
     const pieces = work.filter(({ part }) => of(part) > 0).map(({ run, part }) => make("i", {
       class: `used${run.name === state.chosen ? " mine" : ""}`, width: share(of(part)), title: `${run.name}: ${format(of(part))}`,
     }));
     // Free room is the ground of the bar: what is neither used nor free belongs to others.
     if (stranded > 0) pieces.push(make("i", { class: "stranded", width: share(stranded), title: `stranded: ${format(stranded)}` }));
-    const label = `${what}: ${format(free)} free of ${format(whole)}`;
+    const label = `${what}: ${plain(free)} of ${format(whole)}`;
     return [make("p", {}, label), make("div", { class: "bar", role: "img", "aria-label": label }, ...pieces)];
   };
   const bad = !host.alive;
   const children = [make("h3", {}, host.name, make("span", { class: bad ? "bad" : host.state === "lends" ? "good" : "" }, states[host.state]))];
   if (host.alive) {
     const cores = (number) => count(number, "core", "cores");
-    children.push(...bar("Cores", host.cores, (part) => part.cores, host.cores_free, host.cores_stranded, cores));
-    children.push(...bar("Memory", host.memory_mib, (part) => part.reserved_mib, host.memory_free_mib, 0, size));
+    children.push(...bar("Free", host.cores, (part) => part.cores, host.cores_free, host.cores_stranded, cores, String));
+    children.push(...bar("Free", host.memory_mib, (part) => part.reserved_mib, host.memory_free_mib, 0, size, size));
     const { load, lent_bytes, lends_bytes, slices } = host.report;
     children.push(make("p", {}, `load ${load.toFixed(1)}, has lent ${size(lent_bytes / 2 ** 20)} of ${size(lends_bytes / 2 ** 20)} to ${count(slices, "slice", "slices")}`));
   } else {
