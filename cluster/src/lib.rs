@@ -48,7 +48,7 @@ pub use leader::{Leader, Term};
 pub use leaving::Leaving;
 pub use log::{LOG_MAX, LogKind, LogRecord};
 pub use overview::{HostState, HostView, NextMove, Overview, RunView, WaitView};
-pub use planner::{POLICY, Plan, Planner};
+pub use planner::{POLICY, Plan, Planner, lent_mib};
 pub use token::{Secret, Token};
 pub use work::{Answer, Asked, Mark, MoveOrder, Placed, Work, WorkKind, WorkPart, WorkRequest};
 

@@ -106,10 +106,11 @@ pub const POLICY: &str = "fragbff-fewest-hosts";
 
 /// What a slice takes of what its host lends, at most, in MiB: that of a machine. A slice of a
 /// program takes less. Its memory and a quarter of that for pages of others, 72 MiB for each
-/// vCPU; of all of that a quarter more, and 64 MiB.
-fn lent_mib(part: &WorkPart) -> u64 {
-    let memory = part.memory_mib + (part.memory_mib / 4).max(64);
-    let budget = memory + 72 * u64::from(part.cores);
+/// vCPU; of all of that a quarter more, and 64 MiB. A test of `weft-node` holds it against what a
+/// daemon counts.
+pub fn lent_mib(memory_mib: u64, cores: u32) -> u64 {
+    let memory = memory_mib + (memory_mib / 4).max(64);
+    let budget = memory + 72 * u64::from(cores);
     budget + budget / 4 + 64
 }
 
@@ -146,7 +147,7 @@ fn offered(member: &Member, work: &Work) -> Room {
     });
     let here = slices.filter(|part| part.host == *name);
     let (count, ours) = here.fold((0, 0), |(count, mib), part| {
-        (count + 1, mib + lent_mib(part))
+        (count + 1, mib + lent_mib(part.memory_mib, part.cores))
     });
     let others = (report.lent_bytes >> 20).saturating_sub(ours);
     let lends = (report.lends_bytes >> 20).saturating_sub(others);
@@ -177,6 +178,8 @@ impl Planner {
         let limits = Limits {
             // A host that lends nothing now may lend later.
             refuse_larger: false,
+            // No agent can split a part.
+            split_parts: false,
             ..Limits::default()
         };
         Planner {

@@ -42,6 +42,8 @@ pub struct Limits {
     pub backfill: usize,
     /// Requests are refused that empty hosts would not hold. Else they wait until hosts lend more.
     pub refuse_larger: bool,
+    /// A part that has to leave a host goes to several others if no single one holds it.
+    pub split_parts: bool,
     /// So long before its deadline a host is left.
     pub notice: Duration,
 }
@@ -55,6 +57,7 @@ impl Default for Limits {
             hold: Duration::from_secs(10),
             backfill: 0,
             refuse_larger: true,
+            split_parts: true,
             notice: Duration::from_secs(300),
         }
     }

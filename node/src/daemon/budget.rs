@@ -216,4 +216,19 @@ mod tests {
         assert_eq!(bound_bytes(64 << 20), 144 << 20);
         assert_eq!(bound_bytes(u64::MAX), u64::MAX);
     }
+
+    /// The cluster counts what a machine's slice takes by its own formula.
+    #[test]
+    fn the_cluster_counts_what_a_slice_of_a_machine_takes() {
+        use crate::launch::machine::reservation_bytes;
+        for (memory_mib, cpus) in [(2, 0), (100, 1), (256, 3), (4096, 0), (6000, 16)] {
+            let memory_bytes = (memory_mib + (memory_mib / 4).max(64)) << 20;
+            let bytes = bound_bytes(reservation_bytes(memory_bytes, cpus));
+            let counted = weft_cluster::lent_mib(memory_mib, cpus) << 20;
+            assert!(
+                counted.abs_diff(bytes) < 1 << 20,
+                "{memory_mib} MiB, {cpus}"
+            );
+        }
+    }
 }

@@ -80,7 +80,10 @@ impl Scheduler {
             Some(other) => Placement::whole(other, part),
             None => {
                 let others = aggregate.placement.parts.len() as u32 - 1;
-                let hosts_max = aggregate.request.hosts_max.saturating_sub(others).max(1);
+                let hosts_max = match self.limits.split_parts {
+                    true => aggregate.request.hosts_max.saturating_sub(others).max(1),
+                    false => 1,
+                };
                 let request = Request {
                     room: part,
                     devices,

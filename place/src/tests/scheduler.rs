@@ -339,3 +339,32 @@ fn a_full_home_holds_up_only_those_that_need_it() {
     assert_eq!(cores_of(&s, 4), [(0, 1)]);
     assert_eq!(s.waiting().len(), 0);
 }
+
+#[test]
+fn a_part_that_may_not_be_split_stays_until_one_host_holds_it() {
+    let limits = Limits {
+        split_parts: false,
+        hold: Duration::ZERO,
+        ..Limits::default()
+    };
+    let mut s = Scheduler::new(fewest(), Costs::default(), limits);
+    for (id, cores) in [(0, 4), (1, 2), (2, 2)] {
+        let host = Host::new(HostId(id), format!("node{id}"), Room::new(cores, 64 * GIB));
+        step(&mut s, 0, Event::HostJoined(host));
+    }
+    step(&mut s, 1, Event::Requested(request(1, 4)));
+    let drain = Event::Cordoned {
+        host: HostId(0),
+        cordoned: true,
+        drain: true,
+    };
+    let decisions = s.step(at(2), drain).unwrap();
+    assert!(matches!(
+        &decisions[..],
+        [Decision::Stuck { can_move: true, .. }]
+    ));
+    let larger = Host::new(HostId(3), "node3", Room::new(4, 64 * GIB));
+    let decisions = s.step(at(3), Event::HostJoined(larger)).unwrap();
+    settle(&mut s, at(4), decisions);
+    assert_eq!(cores_of(&s, 1), [(3, 4)]);
+}
