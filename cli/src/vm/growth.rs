@@ -14,7 +14,7 @@ use weft_node::launch::SignalEvent;
 use weft_node::launch::machine::take_signals;
 use weft_node::size::format_bytes;
 
-use super::running::find;
+use super::running::find_or_only;
 use crate::summary::format_seconds;
 
 /// How often the machine is asked how far it is.
@@ -40,19 +40,38 @@ pub fn new_node(on: Option<(String, Option<u64>)>, memory: Option<u64>) -> anyho
     })
 }
 
+/// A machine whose nodes are to change.
+pub struct Machine {
+    client: Client,
+    /// As the caller calls it.
+    name: String,
+}
+
+impl Machine {
+    /// Refused if a cluster placed it, unless `by_hand`.
+    pub fn find(name: &str, by_hand: bool) -> anyhow::Result<Machine> {
+        let (client, view) = find_or_only(Some(name))?;
+        if !by_hand {
+            crate::work::not_placed(&view.name)?;
+        }
+        let name = name.to_owned();
+        Ok(Machine { client, name })
+    }
+}
+
 /// `weft vm grow`.
-pub fn grow(machine: &str, node: NewNode, json: bool) -> anyhow::Result<ExitCode> {
+pub fn grow(machine: &Machine, node: NewNode, json: bool) -> anyhow::Result<ExitCode> {
     change(machine, None, json, |client| client.grow(&node))
 }
 
 /// `weft vm release`.
-pub fn release(machine: &str, node: usize, json: bool) -> anyhow::Result<ExitCode> {
+pub fn release(machine: &Machine, node: usize, json: bool) -> anyhow::Result<ExitCode> {
     change(machine, None, json, |client| client.release(node))
 }
 
 /// `weft vm migrate` and `weft vm consolidate`.
 pub fn migrate(
-    machine: &str,
+    machine: &Machine,
     migration: &Migration,
     timeout: Option<Duration>,
     json: bool,
@@ -61,16 +80,18 @@ pub fn migrate(
 }
 
 fn change(
-    machine: &str,
+    Machine {
+        client,
+        name: machine,
+    }: &Machine,
     timeout: Option<Duration>,
     json: bool,
     begin: impl FnOnce(&Client) -> Result<ChangeView, ClientError>,
 ) -> anyhow::Result<ExitCode> {
-    let client = find(machine)?;
     let named = || format!("vm {machine}");
     let signals = take_signals()?;
     let begun = Instant::now();
-    let mut view = begin(&client).with_context(named)?;
+    let mut view = begin(client).with_context(named)?;
     let (mut rounds, mut is_late) = (0, false);
     while !view.is_over() {
         let mut ready = [PollFd::new(signals.descriptor(), PollFlags::POLLIN)];

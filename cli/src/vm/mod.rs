@@ -79,13 +79,18 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             machine,
             on,
             memory,
+            by_hand,
             json,
-        } => growth::grow(&machine, growth::new_node(on, memory)?, json),
+        } => {
+            let machine = growth::Machine::find(&machine, by_hand)?;
+            growth::grow(&machine, growth::new_node(on, memory)?, json)
+        }
         VmCommand::Release {
             machine,
             node,
+            by_hand,
             json,
-        } => growth::release(&machine, node, json),
+        } => growth::release(&growth::Machine::find(&machine, by_hand)?, node, json),
         VmCommand::Migrate {
             machine,
             to,
@@ -98,6 +103,7 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
                 with_disks,
                 ..how.to(to, spread, choose.into())
             };
+            let machine = growth::Machine::find(&machine, how.by_hand)?;
             growth::migrate(&machine, &migration, how.timeout, how.json)
         }
         VmCommand::Consolidate {
@@ -106,11 +112,12 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             when_room,
             how,
         } => {
+            let found = growth::Machine::find(&machine, how.by_hand)?;
             if let Some(patience) = when_room {
                 room::wait(&machine, &to, patience)?;
             }
             let migration = how.to(vec![to], false, Choose::default());
-            growth::migrate(&machine, &migration, how.timeout, how.json)
+            growth::migrate(&found, &migration, how.timeout, how.json)
         }
         VmCommand::Save(args) => save::run(&args),
         VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),

@@ -23,7 +23,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use weft_cluster::{WORK_HOSTS_MAX, WorkKind, WorkPart, WorkRequest};
 use weft_node::mark;
-use weft_node::member::Membership;
+use weft_node::member::{MemberError, Membership};
 use weft_node::said::plain;
 
 /// What an agent is told.
@@ -134,6 +134,35 @@ pub fn place(
             std::mem::forget(shown);
             Ok(parts)
         }
+    }
+}
+
+/// Refuses a machine of this host that the cluster placed: it counts the parts where it put
+/// them, and would free the name of a machine whose home has gone to another host.
+pub fn not_placed(machine: &str) -> anyhow::Result<()> {
+    let membership = match Membership::required() {
+        Ok(membership) => membership,
+        Err(MemberError::NoMember) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let work = || Ok(membership.cluster()?.work()?);
+    let work = match work() {
+        Ok(work) => work,
+        Err(error) if MemberError::is_silence(&error) => {
+            eprintln!("weft: the cluster cannot be asked whether it placed {machine}");
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let placed = work.placed.get(machine);
+    match placed.filter(|placed| placed.request.home == membership.host) {
+        None => Ok(()),
+        Some(_) => bail!(
+            "vm {machine}: the cluster of {} placed it, and moves it: `weft node drain HOST` has it \
+             leave a host; --by-hand moves it now, and the cluster counts its parts where they \
+             were",
+            membership.host
+        ),
     }
 }
 

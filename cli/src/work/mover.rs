@@ -45,7 +45,13 @@ impl Mover {
         let destinations = self.destinations(&order.parts, to)?;
         let source = *self.nodes.get(&from.host).ok_or_else(|| not_there(from))?;
         let report = self.weft(
-            &["migrate", &self.machine, &destinations, "--json"],
+            &[
+                "migrate",
+                &self.machine,
+                &destinations,
+                "--by-hand",
+                "--json",
+            ],
             meanwhile,
         )?;
         let report: ChangeView = serde_json::from_str(&report)

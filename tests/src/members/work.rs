@@ -297,6 +297,12 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
     )?;
     let before = hosts_of_web(site)?;
     ensure!(before.len() == 2 && before[0] == "home", "{before:?}");
+    let other = ["alpha", "beta"]
+        .into_iter()
+        .find(|name| before[1] != *name);
+    let by_hand = format!("vm migrate web {}", other.context("a third host")?);
+    let says = site.fails("home", &by_hand)?;
+    ensure!(says.contains("--by-hand moves it now"), "{says}");
     // What cannot move is named.
     let stuck = begin(site, &["node", "drain", "home", "--wait", "1"])?.finish()?;
     let says = &stuck.stderr;
