@@ -296,6 +296,11 @@ pub enum ClusterCommand {
     },
     /// Serve the cluster's page, API, events and metrics over HTTP
     Serve(ServeArgs),
+    /// Serve a file as the store of a cluster, where there is no etcd
+    ///
+    /// It is one process on one host: while it is down nothing starts or moves in the cluster,
+    /// and what runs goes on. Hosts use it by `--store etcd://HOST:PORT`.
+    Store(StoreServeArgs),
     /// Make, list and end the keys for what `serve` serves
     Access {
         /// What to do
@@ -329,6 +334,25 @@ pub struct ServeArgs {
     /// running aggregates]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+}
+
+/// `weft cluster store`.
+#[derive(Debug, Args)]
+pub struct StoreServeArgs {
+    /// The file, which is made if it does not exist; one process can serve it
+    pub file: PathBuf,
+    /// Where to listen; without certificates only on the loopback
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:2379")]
+    pub listen: std::net::SocketAddr,
+    /// The authority that signs the certificates of the hosts (PEM)
+    #[arg(long, value_name = "FILE", requires_all = ["store_certificate", "store_key"])]
+    pub store_authority: Option<PathBuf>,
+    /// This store's certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "store_authority")]
+    pub store_certificate: Option<PathBuf>,
+    /// The certificate's private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "store_authority")]
+    pub store_key: Option<PathBuf>,
 }
 
 /// What a key lets a client do.
@@ -370,7 +394,8 @@ pub enum AccessCommand {
 /// Where a cluster's state is.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
-    /// An etcd with its members; without certificates only on this host's loopback
+    /// An etcd with its members, or `weft cluster store`; without certificates only on this
+    /// host's loopback
     #[arg(long, value_name = "etcd://HOST:PORT[,…]")]
     pub store: String,
     /// The authority that signed the certificates of the etcd's members (PEM)

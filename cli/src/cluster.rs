@@ -29,6 +29,7 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
         ClusterCommand::Forget { name } => crate::work::forget(&name)?,
         ClusterCommand::HandsOff { hands_off } => crate::work::hands_off(hands_off)?,
         ClusterCommand::Log { follow, json } => crate::site::log(follow, json)?,
+        ClusterCommand::Store(args) => crate::site::store(&args)?,
         ClusterCommand::Serve(args) => crate::site::serve(&args)?,
         ClusterCommand::Access { command } => crate::site::access(&command)?,
         ClusterCommand::Agent => return crate::work::agent::run(),

@@ -1,5 +1,6 @@
 //! `weft cluster serve`, `log` and `access`: what people and programs see of a cluster.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -8,9 +9,10 @@ use weft_cluster::{LogRecord, Role, seconds_now};
 use weft_node::member::Membership;
 use weft_node::rundir;
 use weft_node::said::plain;
-use weft_web::{Listen, Server};
+use weft_store::{Embedded, TlsFiles};
+use weft_web::{Gateway, Listen, Server};
 
-use crate::args::{AccessCommand, RoleArg, ServeArgs};
+use crate::args::{AccessCommand, RoleArg, ServeArgs, StoreServeArgs};
 use crate::table::{self, Align};
 
 /// How often `--follow` looks.
@@ -41,6 +43,26 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         println!("{link}");
     }
     server.run(std::future::pending())?;
+    Ok(())
+}
+
+/// `weft cluster store`.
+pub fn store(args: &StoreServeArgs) -> anyhow::Result<()> {
+    let files = args.store_authority.clone();
+    let files = files.zip(args.store_certificate.clone().zip(args.store_key.clone()));
+    let tls = files.map(|(authority, (certificate, key))| TlsFiles {
+        authority,
+        certificate,
+        key,
+    });
+    let store = Arc::new(Embedded::open(&args.file)?);
+    let gateway = Gateway::bind(store, args.listen, tls.as_ref())?;
+    eprintln!(
+        "weft: serves {} as the store etcd://{}, until this command is ended",
+        args.file.display(),
+        gateway.address().context("it listens")?
+    );
+    gateway.run(std::future::pending())?;
     Ok(())
 }
 

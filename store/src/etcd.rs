@@ -9,15 +9,14 @@
 mod messages;
 mod options;
 
+pub use messages::{NO_LEASE, prefix_end};
 pub use options::{EtcdOptions, TlsFiles};
 
 use crate::{
     CALL_MAX, Change, Committed, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError,
     Update, check, check_lease,
 };
-use messages::{
-    KeyValue, LeaseAnswer, RangeAnswer, TxnAnswer, WatchLine, base64, first_key, prefix_end,
-};
+use messages::{KeyValue, LeaseAnswer, RangeAnswer, TxnAnswer, WatchLine, base64, first_key};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};

@@ -14,7 +14,7 @@ mod embedded;
 mod etcd;
 
 pub use embedded::Embedded;
-pub use etcd::{Etcd, EtcdOptions, TlsFiles};
+pub use etcd::{Etcd, EtcdOptions, NO_LEASE, TlsFiles, prefix_end};
 
 use std::path::PathBuf;
 use std::time::Duration;

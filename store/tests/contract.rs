@@ -1,4 +1,4 @@
-//! The same tests over both stores: a file, an etcd of one member without TLS on loopback,
+//! The same tests over all stores: a file, a file that is served, an etcd of one member without TLS on loopback,
 //! and an etcd of three members with mutual TLS. Needs `etcd` and `openssl`; without them
 //! the tests of an etcd are skipped, and say so.
 
@@ -7,12 +7,14 @@ mod etcd;
 use etcd::Cluster;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use weft_store::{
     Change, Committed, Condition, Embedded, Etcd, EtcdOptions, LEASE_MIN, LeaseId, Revision, Store,
     StoreError, VALUE_MAX,
 };
+use weft_web::Gateway;
 
 /// A folder of this test's own, gone at the end.
 struct Folder(PathBuf);
@@ -43,6 +45,36 @@ fn embedded(test: fn(&dyn Store)) {
     test(&Embedded::open(&folder.path().join("state")).unwrap());
 }
 
+/// A file that is served to others, without TLS on the loopback.
+fn served(test: fn(&dyn Store)) {
+    let folder = Folder::new();
+    let store = Arc::new(Embedded::open(&folder.path().join("state")).unwrap());
+    let address = "127.0.0.1:0".parse().unwrap();
+    let gateway = Gateway::bind(store, address, None).unwrap();
+    let url = format!("etcd://{}", gateway.address().unwrap());
+    serving(gateway, || {
+        let options = EtcdOptions::parse(&url, None).unwrap();
+        test(&Etcd::new(&options).unwrap());
+    });
+}
+
+/// Has a gateway serve while `work` runs.
+fn serving(gateway: Gateway, work: impl FnOnce()) {
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            gateway
+                .run(async {
+                    let _ = ended.await;
+                })
+                .unwrap();
+        });
+        work();
+        drop(end);
+        thread.join().unwrap();
+    });
+}
+
 fn of_members(members: usize, test: fn(&dyn Store)) {
     if let Some(cluster) = Cluster::start(members) {
         test(&cluster.store());
@@ -54,6 +86,9 @@ macro_rules! contract {
     ($($name:ident),* $(,)?) => {
         mod in_a_file {
             $(#[test] fn $name() { super::embedded(super::$name) })*
+        }
+        mod in_a_file_that_is_served {
+            $(#[test] fn $name() { super::served(super::$name) })*
         }
         mod in_an_etcd_of_one {
             $(#[test] fn $name() { super::of_members(1, super::$name) })*

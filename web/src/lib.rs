@@ -9,7 +9,9 @@
 //! | `feed` | what the cluster is like, read while somebody looks |
 //! | `routes` | which request does what: no sockets |
 //! | `metrics` | the same for Prometheus |
-//! | `server` | sockets, TLS, keys, and their bounds |
+//! | `server` | who may ask, answers, streams of events |
+//! | `listen` | sockets, TLS, and the bounds of connections and requests |
+//! | `gateway` | an embedded store for several hosts: another server, of `weft cluster store` |
 //! | `page/` | the page, and `openapi.json` |
 //!
 //! Who may ask: at a UNIX socket processes of the same user and root; over TCP a client with a key,
@@ -17,11 +19,15 @@
 //! knows nothing, and the description of the API.
 
 mod feed;
+mod gateway;
+mod listen;
 mod metrics;
 mod routes;
 mod server;
 
-pub use server::{CONNECTIONS_MAX, Listen, Server, ServerError};
+pub use gateway::Gateway;
+pub use listen::ServerError;
+pub use server::{CONNECTIONS_MAX, Listen, Server};
 
 /// The description of the API, in OpenAPI 3.0.
 pub const OPENAPI: &str = include_str!("page/openapi.json");

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use weft_cluster::{Cluster, ClusterError, Cordon, Role};
 
 use crate::OPENAPI;
+use crate::listen::BodyError;
 
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,8 +152,8 @@ pub(crate) enum Failure {
     Role,
     #[error("the body is not what this path takes: {0}")]
     Body(String),
-    #[error("the body is longer than {0} bytes")]
-    TooLarge(usize),
+    #[error(transparent)]
+    NoBody(#[from] BodyError),
     #[error("the cluster cannot be read: {0}")]
     Unreachable(String),
     #[error(transparent)]
@@ -185,7 +186,8 @@ impl Failure {
             Failure::NoKey => (StatusCode::UNAUTHORIZED, "no_key"),
             Failure::Role => (StatusCode::FORBIDDEN, "forbidden"),
             Failure::Body(_) => (StatusCode::BAD_REQUEST, "bad_request"),
-            Failure::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
+            Failure::NoBody(BodyError::TooLarge(_)) => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
+            Failure::NoBody(_) => (StatusCode::BAD_REQUEST, "bad_request"),
             Failure::Unreachable(_) | Failure::Cluster(ClusterError::Store(_)) => {
                 (StatusCode::SERVICE_UNAVAILABLE, "unavailable")
             }

@@ -1,33 +1,27 @@
-//! Sockets, TLS, keys, and their bounds.
+//! The page's server: who may ask, answers, streams of events.
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
-use hyper::body::{Body, Bytes, Frame, Incoming};
+use http_body_util::{Either, Full};
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderName, HeaderValue};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use weft_cluster::{Cluster, Role, Secret, seconds_now};
 
 use crate::feed::{Feed, Snapshot};
+use crate::listen::{self, EventStream, ServerError, Stream};
 use crate::metrics;
 use crate::routes::{self, Change, Failure, JSON, Operation};
 
@@ -35,10 +29,6 @@ use crate::routes::{self, Change, Failure, JSON, Operation};
 pub const CONNECTIONS_MAX: usize = 128;
 /// Longest body of a request, bytes.
 const REQUEST_BYTES_MAX: usize = 4 << 10;
-/// Longest request line with its headers, bytes. (8192 is the least that the library takes.)
-const HEAD_BYTES_MAX: usize = 8 << 10;
-/// How long a client may take to say what it wants, and how long a connection may be idle.
-const REQUEST_BOUND: Duration = Duration::from_secs(10);
 /// How long a client may take to read an event.
 const EVENT_BOUND: Duration = Duration::from_secs(10);
 /// A stream of events has something at least this often.
@@ -52,25 +42,6 @@ pub struct Listen {
     pub address: SocketAddr,
     /// Certificate chain and key, PEM. Without them only on the loopback.
     pub tls: Option<(PathBuf, PathBuf)>,
-}
-
-/// Why the server did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    #[error(
-        "{0} is not on the loopback: give --tls-certificate and --tls-key, or listen on 127.0.0.1"
-    )]
-    NoTls(SocketAddr),
-    #[error("cannot listen on {0}")]
-    Listen(String, #[source] io::Error),
-    #[error("another `weft cluster serve` answers at {0}")]
-    Served(PathBuf),
-    #[error("cannot read {0}: {1}")]
-    Pem(PathBuf, String),
-    #[error("the certificate and the key do not work together")]
-    Tls(#[source] rustls::Error),
-    #[error("cannot start")]
-    Start(#[source] io::Error),
 }
 
 /// A server whose sockets listen.
@@ -120,7 +91,7 @@ impl Server {
             return Err(ServerError::NoTls(listen.address));
         }
         let tls = listen.and_then(|listen| listen.tls.as_ref());
-        let tls = tls.map(acceptor).transpose()?;
+        let tls = tls.map(|files| listen::acceptor(files, None)).transpose()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -129,12 +100,7 @@ impl Server {
         let guard = runtime.enter();
         let tcp = match listen {
             None => None,
-            Some(listen) => {
-                let of = |error| ServerError::Listen(listen.address.to_string(), error);
-                let socket = std::net::TcpListener::bind(listen.address).map_err(of)?;
-                socket.set_nonblocking(true).map_err(of)?;
-                Some((TcpListener::from_std(socket).map_err(of)?, tls))
-            }
+            Some(listen) => Some((listen::listen(listen.address)?, tls)),
         };
         let unix = bind_unix(path)?;
         drop(guard);
@@ -170,18 +136,22 @@ impl Server {
             tcp,
             shared,
         } = self;
-        runtime.block_on(async {
-            use tokio::signal::unix::{SignalKind, signal};
-            let mut asked = signal(SignalKind::terminate()).map_err(ServerError::Start)?;
+        let at_socket = accept_unix(unix, &shared);
+        let over_tcp = async {
+            let Some((listener, tls)) = tcp else {
+                return std::future::pending().await;
+            };
+            let (shared, places) = (shared.clone(), shared.places.clone());
+            let talk = move |stream| talk(stream, Door::Key, shared.clone());
+            listen::accept_tcp(listener, tls, places, talk).await;
+        };
+        let serve = async {
             tokio::select! {
-                () = end => {}
-                _ = asked.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-                () = accept_unix(unix, &shared) => {}
-                () = accept_tcp(tcp, &shared) => {}
+                () = at_socket => {}
+                () = over_tcp => {}
             }
-            Ok(())
-        })?;
+        };
+        runtime.block_on(listen::until_asked(end, serve))?;
         // A reading under way has its own bounds; nobody needs it.
         runtime.shutdown_background();
         let _ = std::fs::remove_file(path);
@@ -202,96 +172,32 @@ fn bind_unix(path: &Path) -> Result<UnixListener, ServerError> {
     UnixListener::bind(path).map_err(of)
 }
 
-fn acceptor((certificate, key): &(PathBuf, PathBuf)) -> Result<TlsAcceptor, ServerError> {
-    let pem = |path: &Path, error: &dyn std::fmt::Display| {
-        ServerError::Pem(path.to_owned(), error.to_string())
-    };
-    let chain: Result<Vec<CertificateDer<'static>>, _> =
-        CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
-    let chain = chain.map_err(|error| pem(certificate, &error))?;
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| pem(key, &error))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(ServerError::Tls)?
-        .with_no_client_auth()
-        .with_single_cert(chain, private)
-        .map_err(ServerError::Tls)?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
-/// A place for one more connection.
-async fn place(shared: &Shared) -> Option<OwnedSemaphorePermit> {
-    // The semaphore is never closed.
-    shared.places.clone().acquire_owned().await.ok()
-}
-
-/// After an error, out of descriptors for example: not at full speed.
-async fn pause() {
-    tokio::time::sleep(Duration::from_millis(100)).await;
-}
-
 async fn accept_unix(listener: UnixListener, shared: &Arc<Shared>) {
     let own = nix::unistd::geteuid().as_raw();
     loop {
-        let place = place(shared).await;
+        let place = listen::place(&shared.places).await;
         match listener.accept().await {
             Ok((stream, _)) => {
                 let peer = stream.peer_cred().map(|peer| peer.uid());
                 if peer.is_ok_and(|peer| peer == 0 || peer == own) {
                     let shared = shared.clone();
                     tokio::spawn(async move {
-                        talk(stream, Door::Own, shared).await;
+                        talk(Box::new(stream), Door::Own, shared).await;
                         drop(place);
                     });
                 }
             }
-            Err(_) => pause().await,
+            Err(_) => listen::pause().await,
         }
     }
 }
 
-async fn accept_tcp(tcp: Option<(TcpListener, Option<TlsAcceptor>)>, shared: &Arc<Shared>) {
-    let Some((listener, tls)) = tcp else {
-        return std::future::pending().await;
-    };
-    loop {
-        let place = place(shared).await;
-        let Ok((stream, _)) = listener.accept().await else {
-            pause().await;
-            continue;
-        };
-        let (shared, tls) = (shared.clone(), tls.clone());
-        tokio::spawn(async move {
-            match tls {
-                None => talk(stream, Door::Key, shared).await,
-                Some(tls) => {
-                    if let Ok(Ok(stream)) = timeout(REQUEST_BOUND, tls.accept(stream)).await {
-                        talk(stream, Door::Key, shared).await;
-                    }
-                }
-            }
-            drop(place);
-        });
-    }
-}
-
-/// The requests of one connection. Whatever goes wrong here is the client's loss.
-async fn talk<S>(stream: S, door: Door, shared: Arc<Shared>)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let service = service_fn(|request| {
+async fn talk(stream: Stream, door: Door, shared: Arc<Shared>) {
+    let service = service_fn(move |request| {
         let shared = shared.clone();
         async move { Ok::<_, Infallible>(respond(request, door, &shared).await) }
     });
-    let _ = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_BOUND)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
+    listen::serve_http(stream, service).await;
 }
 
 type Answer = Response<Either<Full<Bytes>, EventStream>>;
@@ -367,7 +273,7 @@ async fn serve(
         }
         Operation::Events => Ok(events(door, secret, shared)),
         Operation::Change(change) => {
-            let body = read_body(request).await?;
+            let body = listen::read_body(request, REQUEST_BYTES_MAX).await?;
             carry_out(shared, change, body, &client).await?;
             json(&serde_json::json!({}))
         }
@@ -425,18 +331,6 @@ fn client(
     })
 }
 
-async fn read_body(request: Request<Incoming>) -> Result<Bytes, Failure> {
-    let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
-    match timeout(REQUEST_BOUND, body).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(Failure::TooLarge(REQUEST_BYTES_MAX))
-        }
-        Ok(Err(error)) => Err(Failure::Body(error.to_string())),
-        Err(_) => Err(Failure::Body("it did not arrive in time".into())),
-    }
-}
-
 fn json(value: &impl Serialize) -> Result<Answer, Failure> {
     let text = serde_json::to_string(value).map_err(|error| Failure::Body(error.to_string()))?;
     Ok(whole(JSON, text))
@@ -467,22 +361,6 @@ fn answer(content_type: &'static str, body: Either<Full<Bytes>, EventStream>) ->
             .insert(name, HeaderValue::from_static(value));
     }
     answer
-}
-
-/// Events on their way to a client.
-struct EventStream(mpsc::Receiver<Bytes>);
-
-impl Body for EventStream {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let event = self.0.poll_recv(context);
-        event.map(|event| event.map(|event| Ok(Frame::data(event))))
-    }
 }
 
 fn events(door: Door, secret: Option<Secret>, shared: &Arc<Shared>) -> Answer {

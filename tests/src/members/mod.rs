@@ -13,6 +13,9 @@ use self::site::Site;
 use crate::context::Context;
 use crate::report::{Report, Verdict};
 
+/// The same hosts over `weft cluster store`.
+const WITHOUT_ETCD: &str = "cluster: hosts without an etcd";
+
 type Check = fn(&mut Site<'_>) -> Result<()>;
 
 /// A check cannot run here: this is not installed.
@@ -23,6 +26,7 @@ struct Lacks(&'static str);
 /// Runs the suite.
 pub fn run_members(context: &Context, names: &[String], report: &Report) {
     run_part(context, "cluster: hosts", &hosts::CHECKS, names, report);
+    run_part(context, WITHOUT_ETCD, &hosts::CHECKS, names, report);
     run_part(context, "cluster: work", &work::CHECKS, names, report);
     run_part(context, "cluster: page", &page::CHECKS, names, report);
 }
@@ -38,12 +42,13 @@ fn run_part(
     if !names.is_empty() && !names.iter().any(|name| part.contains(name.as_str())) {
         return;
     }
-    if context.tool("etcd").is_none() {
+    let has_etcd = part != WITHOUT_ETCD;
+    if has_etcd && context.tool("etcd").is_none() {
         let why = "needs etcd (Debian package etcd-server)".to_owned();
         report.add(part, Duration::ZERO, Verdict::Skipped(why));
         return;
     }
-    let mut site = match Site::new(context, &part.replace(": ", "-")) {
+    let mut site = match Site::new(context, &part.replace(": ", "-"), has_etcd) {
         Ok(site) => site,
         Err(error) => {
             let reasons = vec![format!("{error:#}")];

@@ -55,11 +55,17 @@ impl Drop for Site<'_> {
 }
 
 impl<'a> Site<'a> {
-    pub(super) fn new(context: &'a Context, name: &str) -> Result<Site<'a>> {
+    /// With an etcd, or without: a file that `weft cluster store` serves.
+    pub(super) fn new(context: &'a Context, name: &str, has_etcd: bool) -> Result<Site<'a>> {
         let directory = context.directory(name)?;
         let (client, peer) = (free_port()?, free_port()?);
         let data = directory.join("etcd");
         fs::create_dir_all(&data)?;
+        let weft = context.weft.display();
+        let served = format!(
+            "{weft} cluster store {} --listen 127.0.0.1:{client}",
+            data.join("state").display()
+        );
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let line = format!(
             "etcd --name e0 --data-dir {} --listen-client-urls {c} --advertise-client-urls {c} \
@@ -69,6 +75,7 @@ impl<'a> Site<'a> {
             c = url(client),
             p = url(peer)
         );
+        let line = if has_etcd { line } else { served };
         let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
         let etcd = start(&Invocation::new(&words, &directory).bounded(Duration::from_secs(3600)))?;
         let mut hosts = Vec::new();
