@@ -1,5 +1,9 @@
 //! `weft cluster …`.
 
+mod access;
+pub mod log;
+mod serve;
+
 use std::io::BufRead;
 use std::path::Path;
 use std::process::ExitCode;
@@ -28,10 +32,10 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
         ClusterCommand::Leave { host } => leave(host.as_deref())?,
         ClusterCommand::Forget { name } => crate::work::forget(&name)?,
         ClusterCommand::HandsOff { hands_off } => crate::work::hands_off(hands_off)?,
-        ClusterCommand::Log { follow, json } => crate::site::log(follow, json)?,
-        ClusterCommand::Store(args) => crate::site::store(&args)?,
-        ClusterCommand::Serve(args) => crate::site::serve(&args)?,
-        ClusterCommand::Access { command } => crate::site::access(&command)?,
+        ClusterCommand::Log { follow, json } => log::show(follow, json)?,
+        ClusterCommand::Store(args) => serve::store(&args)?,
+        ClusterCommand::Serve(args) => serve::serve(&args)?,
+        ClusterCommand::Access { command } => access::run(&command)?,
         ClusterCommand::Agent => return crate::work::agent::run(),
         ClusterCommand::Status { json } => status(json)?,
     }

@@ -12,7 +12,6 @@ mod manual;
 mod node;
 mod run;
 mod running;
-mod site;
 mod summary;
 mod table;
 mod top;

@@ -10,7 +10,7 @@ use crate::{Cluster, ClusterError, json, parse};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use weft_store::{Change, Committed, Condition};
+use weft_store::{Change, Committed, Condition, Entry};
 
 const ACCESS: &str = "weft/access/";
 
@@ -115,11 +115,59 @@ impl Cluster {
     /// A record that cannot be read is no key.
     pub fn access(&self) -> Result<AccessKeys, ClusterError> {
         let entries = self.store.read(ACCESS)?.entries;
-        let keys = entries
-            .iter()
-            .filter_map(|entry| parse::<AccessKey>(&entry.key, &entry.value).ok());
+        let read = |entry: &Entry| {
+            let access: AccessKey = parse(&entry.key, &entry.value).ok()?;
+            let is_its = entry.key.strip_prefix(ACCESS) == Some(&access.name);
+            (is_its && check_name(&access.name).is_ok()).then_some(access)
+        };
+        let keys = entries.iter().filter_map(read);
         Ok(AccessKeys {
             by_digest: keys.map(|key| (key.digest.clone(), key)).collect(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use weft_store::{Embedded, Store};
+
+    #[test]
+    fn keys_end_and_records_of_others_are_none() {
+        let store = Arc::new(Embedded::in_memory().unwrap());
+        let first = crate::HostRecord {
+            name: "alpha".into(),
+            key: "k".into(),
+            address: "alpha:1".into(),
+            cores: 1,
+            memory_bytes: 0,
+            features: Vec::new(),
+            version: "1".into(),
+            number: 0,
+        };
+        let cluster = Cluster::init(store.clone(), "c", &first).unwrap();
+        let life = Duration::from_secs(100);
+        let secret = cluster.make_access("eyes", Role::Look, life).unwrap();
+        let again = cluster.make_access("eyes", Role::Run, life);
+        assert!(matches!(again, Err(ClusterError::AccessTaken(_))));
+        let keys = cluster.access().unwrap();
+        let now = seconds_now();
+        assert_eq!(keys.find(&secret, now).unwrap().name, "eyes");
+        assert_eq!(keys.find(&secret, now + 101), None);
+        assert_eq!(keys.find(&Secret::from_client("weft-key-"), now), None);
+        // A record under another name, or with a name that a terminal would obey.
+        let entry = store.get("weft/access/eyes").unwrap().unwrap();
+        let text = String::from_utf8(entry.value).unwrap();
+        for (key, text) in [
+            ("other", text.clone()),
+            ("\u{1b}[2J", text.replace("eyes", "\\u001b[2J")),
+        ] {
+            let change = Change::put(format!("{ACCESS}{key}"), text);
+            store.commit(&[], &[change]).unwrap();
+        }
+        assert_eq!(cluster.access().unwrap().list().len(), 1);
+        cluster.end_access("eyes").unwrap();
+        assert!(cluster.access().unwrap().list().is_empty());
     }
 }

@@ -52,7 +52,7 @@ pub enum ClusterError {
     AccessLife(Duration),
     #[error("an access key called {0} exists already: choose another name, or end that one")]
     AccessTaken(String),
-    #[error("no access key is called {0}: `weft cluster access` lists them")]
+    #[error("no access key is called {0}: `weft cluster access list` lists them")]
     NoSuchAccess(String),
     #[error("{0} is not the leader any more: another host decides")]
     NotLeader(String),

@@ -8,8 +8,7 @@
 use crate::log::{LogKind, LogRecord};
 use crate::{Cluster, ClusterError, LEADER, json, parse};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
 use std::time::Duration;
 use weft_store::{Change, Committed, Condition, LeaseId, StoreError};
 
@@ -19,13 +18,12 @@ pub struct Leader {
 }
 
 /// The right to decide, as long as the store agrees.
-#[derive(Clone)]
 pub struct Term {
     cluster: Cluster,
     leader: Leader,
     revision: u64,
-    /// The number of the next record of the log.
-    next_record: Arc<AtomicU64>,
+    /// The number of the next record of the log, once the log was read.
+    next_record: Cell<Option<u64>>,
 }
 
 impl Cluster {
@@ -68,12 +66,11 @@ impl Cluster {
         let Some(revision) = revision else {
             return Ok(None);
         };
-        let last = self.log()?.last().map_or(0, |record| record.number);
         Ok(Some(Term {
             cluster: self.clone(),
             leader,
             revision,
-            next_record: Arc::new(AtomicU64::new(last + 1)),
+            next_record: Cell::new(None),
         }))
     }
 }
@@ -101,25 +98,38 @@ impl Term {
         Ok(committed)
     }
 
-    /// The same, with a record of the log if it happens.
+    /// The same, with a record of the log if it happens. A log that cannot be read keeps nothing
+    /// from happening: it gets no record then.
     pub(crate) fn commit_logged(
         &self,
         conditions: &[Condition],
         mut changes: Vec<Change>,
-        (kind, what): (LogKind, String),
+        record: Option<(LogKind, String)>,
     ) -> Result<bool, ClusterError> {
-        let number = self.next_record.load(Ordering::Relaxed);
-        changes.push(LogRecord::new(number, &self.leader.name, kind, what).put());
-        let done = self.commit(conditions, &changes)? != Committed::Refused;
-        if done {
-            self.next_record.store(number + 1, Ordering::Relaxed);
+        let number = self.next_record.get().or_else(|| self.read_next_record());
+        if let Some((number, (kind, what))) = number.zip(record) {
+            changes.push(LogRecord::new(number, &self.leader.name, kind, what).put());
+            self.next_record.set(Some(number + 1));
         }
-        Ok(done)
+        if changes.is_empty() {
+            return Ok(true);
+        }
+        let outcome = self.commit(conditions, &changes);
+        if !matches!(outcome, Ok(Committed::Done(_))) {
+            // Whether the record is there is read again.
+            self.next_record.set(None);
+        }
+        Ok(outcome? != Committed::Refused)
+    }
+
+    fn read_next_record(&self) -> Option<u64> {
+        let log = self.cluster.log().ok()?;
+        Some(log.last().map_or(0, |record| record.number) + 1)
     }
 
     /// Writes into the log what needs no other change.
     pub fn note(&self, kind: LogKind, what: String) -> Result<bool, ClusterError> {
-        self.commit_logged(&[], Vec::new(), (kind, what))
+        self.commit_logged(&[], Vec::new(), Some((kind, what)))
     }
 
     /// Whether this host still decides.

@@ -26,7 +26,8 @@
 //! - what a leader commits has the condition that it is still the leader, so one that was
 //!   cut off changes nothing ([`Term::commit`]).
 //!
-//! No clock counts here: tokens, hosts and leaders end by the store's leases.
+//! No clock counts for tokens, hosts and leaders: they end by the store's leases. Keys for the
+//! API end by the clock of the host that serves it.
 
 mod access;
 mod bounds;

@@ -1,7 +1,7 @@
 //! What the leader did and saw, newest last: a ring of [`LOG_MAX`] records below `weft/log/`.
 //!
-//! Only the leader writes, and each record in the commit of what it is about: a decision that did
-//! not happen is not in the log, and one that happened is. Times are those of the leader's clock,
+//! Only the leader writes. A decision is recorded in the commit that makes it: one that did not
+//! happen is not in the log. What the leader only sees it notes afterwards. Times are those of the leader's clock,
 //! for people; nothing depends on them.
 
 use crate::{Cluster, ClusterError, json, seconds_now};
@@ -9,6 +9,11 @@ use serde::{Deserialize, Serialize};
 use weft_store::{Change, Entry};
 
 const LOG: &str = "weft/log/";
+
+/// A larger number is of a forged record.
+const NUMBER_MAX: u64 = 1 << 53;
+/// Records that are read one by one; where more are new, all are read at once.
+const SINGLE_MAX: u64 = 16;
 
 /// Records that are kept.
 pub const LOG_MAX: u64 = 1000;
@@ -85,14 +90,20 @@ fn key(number: u64) -> String {
 
 fn read(entry: &Entry) -> Option<LogRecord> {
     let record: LogRecord = serde_json::from_slice(&entry.value).ok()?;
-    (entry.key == key(record.number)).then_some(record)
+    let fine = entry.key == key(record.number) && record.number < NUMBER_MAX;
+    fine.then_some(record)
 }
 
 impl Cluster {
     /// What is kept of the log, oldest first.
     pub fn log(&self) -> Result<Vec<LogRecord>, ClusterError> {
         let entries = self.store.read(LOG)?.entries;
+        // The newest is the one that was written last, and none has a larger number.
+        let newest = entries.iter().filter(|entry| read(entry).is_some());
+        let newest = newest.max_by_key(|entry| entry.revision).and_then(read);
+        let newest = newest.map_or(0, |record| record.number);
         let mut records: Vec<LogRecord> = entries.iter().filter_map(read).collect();
+        records.retain(|record| record.number <= newest);
         records.sort_by_key(|record| record.number);
         Ok(records)
     }
@@ -103,19 +114,21 @@ impl Cluster {
         if last == 0 {
             return self.log();
         }
-        let mut records: Vec<LogRecord> = Vec::new();
-        loop {
-            let next = last + 1 + records.len() as u64;
-            match self.store.get(&key(next))?.as_ref().and_then(read) {
+        let mut records = Vec::new();
+        for next in last + 1..=last + SINGLE_MAX {
+            let Some(entry) = self.store.get(&key(next))? else {
+                return Ok(records);
+            };
+            match read(&entry) {
                 Some(record) if record.number == next => records.push(record),
-                // The ring has gone round since.
-                Some(record) if record.number > next => {
-                    let mut all = self.log()?;
-                    all.retain(|record| record.number > last);
-                    return Ok(all);
-                }
-                _ => return Ok(records),
+                // Not written yet: it is one of the round before.
+                Some(record) if record.number + LOG_MAX == next => return Ok(records),
+                // The ring has gone round since, or the record is damaged.
+                _ => break,
             }
         }
+        let mut all = self.log()?;
+        all.retain(|record| record.number > last);
+        Ok(all)
     }
 }

@@ -146,12 +146,22 @@ impl Cluster {
             hosts: hosts(planner.inventory(), &members),
             runs: runs(&planner, &work),
             waits: waits(&work, &plans),
-            next_moves: Vec::new(),
+            // Forced ones are planned at once.
+            next_moves: plans.iter().filter_map(next_move).collect(),
             damaged: work.damaged.clone(),
             revision: work.revision,
         };
         let next = planner.update(SETTLED, &members, &work, overview.hands_off);
-        overview.next_moves = next.into_iter().filter_map(next_move).collect();
+        let next = next.iter().filter_map(next_move);
+        for next in next.collect::<Vec<_>>() {
+            if !overview
+                .next_moves
+                .iter()
+                .any(|known| known.name == next.name)
+            {
+                overview.next_moves.push(next);
+            }
+        }
         Ok(overview)
     }
 }
@@ -251,11 +261,11 @@ fn waits(work: &Work, plans: &[Plan]) -> Vec<WaitView> {
     work.asked.iter().map(view).collect()
 }
 
-fn next_move(plan: Plan) -> Option<NextMove> {
+fn next_move(plan: &Plan) -> Option<NextMove> {
     match plan {
         Plan::Move { placed, order } => Some(NextMove {
-            name: placed.request.name,
-            why: order.why,
+            name: placed.request.name.clone(),
+            why: order.why.clone(),
         }),
         _ => None,
     }

@@ -7,6 +7,7 @@
 use crate::host::{Cordon, Member};
 use crate::log::LogKind;
 use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weft_place::{
@@ -249,7 +250,10 @@ impl Planner {
             true => Inventory::new(),
             false => largest(members),
         };
-        for (id, request) in &asked {
+        // In the order of the queue: the first one is decided before the others are known.
+        let mut in_turn: Vec<(&AggregateId, &&Asked)> = asked.iter().collect();
+        in_turn.sort_by_key(|(id, asked)| (Reverse(asked.request.priority), **id));
+        for (id, request) in in_turn {
             if self.refused.contains(id) {
                 continue;
             }

@@ -183,7 +183,9 @@ impl Placed {
 
     fn are_sound(&self, parts: &[WorkPart]) -> bool {
         let hosts: BTreeSet<&str> = parts.iter().map(|part| &part.host[..]).collect();
-        let sound = |part: &WorkPart| is_sound(part.room()) && is_sound(part.memory());
+        let sound = |part: &WorkPart| {
+            is_sound(part.room()) && is_sound(part.memory()) && check_name(&part.host).is_ok()
+        };
         let total: Room = match parts.iter().all(sound) {
             true => parts.iter().map(WorkPart::memory).sum(),
             false => return false,
@@ -472,7 +474,7 @@ impl Term {
             Change::delete(format!("{SAID}{name}")),
             Change::put(format!("{PLACED}{name}"), json(&placed)),
         ];
-        self.commit_logged(&conditions, changes, (LogKind::Start, why))
+        self.commit_logged(&conditions, changes, Some((LogKind::Start, why)))
     }
 
     /// Orders a move. `false`: it has ended, or changed.
@@ -484,7 +486,7 @@ impl Term {
             failure: None,
             ..placed.clone()
         };
-        self.replace(placed, &new, record)
+        self.replace(placed, &new, Some(record))
     }
 
     /// Takes an order back whose agent is gone. `false`: it has ended, or changed.
@@ -494,20 +496,19 @@ impl Term {
             failure: Some("its agent is gone".to_owned()),
             ..placed.clone()
         };
-        let said = new.move_state().unwrap_or_default();
-        self.replace(placed, &new, (LogKind::Fail, said))
+        // The leader notes what became of the order when it sees that none is open any more.
+        self.replace(placed, &new, None)
     }
 
     fn replace(
         &self,
         placed: &Placed,
         new: &Placed,
-        record: (LogKind, String),
+        record: Option<(LogKind, String)>,
     ) -> Result<bool, ClusterError> {
         let key = format!("{PLACED}{}", placed.request.name);
         let condition = Condition::Unchanged(key.clone(), placed.revision);
-        let change = Change::put(key, json(new));
-        self.commit_logged(&[condition], vec![change], record)
+        self.commit_logged(&[condition], vec![Change::put(key, json(new))], record)
     }
 
     /// Says why a request waits, or that it is refused. `false`: nobody asks any more. The log
@@ -533,12 +534,10 @@ impl Term {
         };
         let condition = Condition::Unchanged(format!("{ASKED}{name}"), id);
         let kind = match (refused, is_first) {
-            (true, _) => LogKind::Refuse,
-            (false, true) => LogKind::Wait,
-            (false, false) => {
-                return Ok(self.commit(&[condition], &[change])? != Committed::Refused);
-            }
+            (true, _) => Some(LogKind::Refuse),
+            (false, true) => Some(LogKind::Wait),
+            (false, false) => None,
         };
-        self.commit_logged(&[condition], vec![change], (kind, why))
+        self.commit_logged(&[condition], vec![change], kind.map(|kind| (kind, why)))
     }
 }

@@ -19,6 +19,10 @@ fn lends_mib(cores: u32) -> u64 {
 }
 
 fn cluster() -> Cluster {
+    store_and_cluster().1
+}
+
+fn store_and_cluster() -> (Arc<Embedded>, Cluster) {
     let store = Arc::new(Embedded::in_memory().unwrap());
     let record = |name: &str, cores| HostRecord {
         name: name.into(),
@@ -31,12 +35,12 @@ fn cluster() -> Cluster {
         number: 0,
     };
     let (first, cores) = HOSTS[0];
-    let cluster = Cluster::init(store, "fragments", &record(first, cores)).unwrap();
+    let cluster = Cluster::init(store.clone(), "fragments", &record(first, cores)).unwrap();
     for (name, cores) in &HOSTS[1..] {
         let token = cluster.invite(Duration::from_secs(60)).unwrap();
         cluster.join(&token, &record(name, *cores)).unwrap();
     }
-    cluster
+    (store, cluster)
 }
 
 fn live(cluster: &Cluster, host: (&str, u32)) -> LeaseId {
@@ -640,6 +644,143 @@ proptest! {
         }
         site.finish();
     }
+}
+
+#[test]
+fn the_first_of_the_queue_is_decided_first_also_by_a_new_leader() {
+    let cluster = cluster();
+    live(&cluster, HOSTS[0]);
+    let lease = cluster.lease().unwrap();
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    let ask = |name: &str, cores, priority| {
+        let mut wanted = request(name, "alpha", cores, 1024, 1);
+        wanted.priority = priority;
+        cluster.ask(&wanted, lease).unwrap()
+    };
+    let first = ask("first", 4, 0);
+    let plans = leader.plan(&cluster, 1);
+    leader.commit(plans).unwrap();
+    ask("small", 2, 0);
+    ask("large", 4, 9);
+    let plans = leader.plan(&cluster, 2);
+    leader.commit(plans).unwrap();
+    cluster.work_ended("first", first).unwrap();
+    // Any reader of the store sees what the leader will decide.
+    let overview = cluster.overview().unwrap();
+    let large = overview.waits.iter().find(|wait| wait.name == "large");
+    assert!(large.unwrap().why.contains("large starts on alpha"));
+    cluster.end_lease(leader.lease).unwrap();
+    let mut next = Leader::new(&cluster, "beta", "fragbff-fewest-hosts").unwrap();
+    let plans = next.plan(&cluster, 3);
+    next.commit(plans).unwrap();
+    let work = cluster.work().unwrap();
+    assert_eq!(work.placed.keys().collect::<Vec<_>>(), ["large"]);
+}
+
+#[test]
+fn the_log_is_a_ring_that_a_new_leader_continues() {
+    use weft_cluster::LOG_MAX;
+    use weft_store::{Change, Store};
+    let (store, cluster) = store_and_cluster();
+    let leader = Leader::new(&cluster, "alpha", "bff").unwrap();
+    assert_eq!(cluster.log().unwrap(), []);
+    let numbers = |log: Vec<weft_cluster::LogRecord>| -> Vec<u64> {
+        log.iter().map(|record| record.number).collect()
+    };
+    let note = |leader: &Leader, n: u64| {
+        assert!(leader.term.note(LogKind::Host, format!("{n}")).unwrap());
+    };
+    (1..=LOG_MAX + 500).for_each(|n| note(&leader, n));
+    let kept: Vec<u64> = (501..=LOG_MAX + 500).collect();
+    assert_eq!(numbers(cluster.log().unwrap()), kept);
+    assert_eq!(numbers(cluster.log_after(0).unwrap()), kept);
+    assert_eq!(numbers(cluster.log_after(400).unwrap()), kept);
+    assert_eq!(numbers(cluster.log_after(1490).unwrap()), kept[990..]);
+    assert_eq!(numbers(cluster.log_after(1500).unwrap()), [0; 0]);
+    // A record that cannot be read, and one that says that it is the last of all.
+    let put = |key: &str, value: &[u8]| {
+        store.commit(&[], &[Change::put(key, value)]).unwrap();
+    };
+    put("weft/log/501", b"{");
+    let forged = br#"{"number":18446744073709551615,"at":0,"leader":"x","kind":"end","what":""}"#;
+    put("weft/log/615", forged);
+    cluster.end_lease(leader.lease).unwrap();
+    let next = Leader::new(&cluster, "beta", "bff").unwrap();
+    note(&next, 1501);
+    note(&next, 1502);
+    assert_eq!(numbers(cluster.log_after(1500).unwrap()), [1501, 1502]);
+    put("weft/log/503", b"{");
+    note(&next, 1503);
+    note(&next, 1504);
+    put("weft/log/503", b"{");
+    // What is behind a damaged record is found.
+    assert_eq!(numbers(cluster.log_after(1502).unwrap()), [1504]);
+}
+
+#[test]
+fn what_leaves_a_host_and_what_stays_is_known_before() {
+    use weft_cluster::Leaving;
+    let cluster = cluster();
+    for host in &HOSTS[..2] {
+        live(&cluster, *host);
+    }
+    let lease = cluster.lease().unwrap();
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    // Over both hosts: its part on beta can leave, its home cannot.
+    cluster
+        .ask(&request("wide", "alpha", 6, 6 * 1024, 16), lease)
+        .unwrap();
+    let mut program = request("program", "beta", 1, 512, 16);
+    program.kind = WorkKind::Program;
+    cluster.ask(&program, lease).unwrap();
+    let plans = leader.plan(&cluster, 1);
+    leader.commit(plans).unwrap();
+    let work = cluster.work().unwrap();
+    assert_eq!(work.placed["wide"].parts.len(), 2);
+    let of_alpha = Leaving::of(&work, "alpha");
+    assert_eq!(
+        (&of_alpha.moves[..], &of_alpha.stays[..]),
+        (&[][..], &["wide".to_owned()][..])
+    );
+    assert_eq!(of_alpha.takes, Duration::ZERO);
+    let of_beta = Leaving::of(&work, "beta");
+    assert_eq!(
+        (&of_beta.moves[..], &of_beta.stays[..]),
+        (&["wide".to_owned()][..], &["program".to_owned()][..])
+    );
+    // 830 MiB a second.
+    let mib = work.placed["wide"].parts[1].memory_mib as f64;
+    let expected = 0.1 + mib / 830.0;
+    assert!(
+        (of_beta.takes.as_secs_f64() - expected).abs() < 0.01,
+        "{of_beta:?}"
+    );
+    assert_eq!(Leaving::of(&work, "gamma"), Leaving::default());
+}
+
+#[test]
+fn a_forced_move_is_among_the_next_moves() {
+    let cluster = cluster();
+    for host in &HOSTS[..3] {
+        live(&cluster, *host);
+    }
+    let lease = cluster.lease().unwrap();
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    cluster
+        .ask(&request("wide", "alpha", 5, 5 * 1024, 16), lease)
+        .unwrap();
+    let plans = leader.plan(&cluster, 1);
+    leader.commit(plans).unwrap();
+    let placed = cluster.work().unwrap().placed["wide"].clone();
+    assert_eq!(cluster.overview().unwrap().next_moves, []);
+    let drain = Cordon {
+        cordoned: true,
+        draining: true,
+    };
+    cluster.cordon(&placed.parts[1].host, drain).unwrap();
+    let next = cluster.overview().unwrap().next_moves;
+    assert_eq!(next.len(), 1);
+    assert!(next[0].why.contains("is drained"), "{next:?}");
 }
 
 /// A move has failed, and what waits starts in its room: the leader knows that it did.

@@ -23,7 +23,7 @@ const READ_BOUND: Duration = Duration::from_secs(10);
 pub(crate) struct Snapshot {
     pub overview: Overview,
     /// The same as JSON.
-    pub json: String,
+    pub json: Arc<str>,
     /// Oldest first.
     pub log: Vec<LogRecord>,
     pub access: AccessKeys,
@@ -134,7 +134,7 @@ fn read(cluster: &Cluster, log: &mut Vec<LogRecord>) -> Result<Snapshot, Cluster
     read_log(cluster, log)?;
     let overview = cluster.overview()?;
     Ok(Snapshot {
-        json: serde_json::to_string(&overview).unwrap_or_default(),
+        json: serde_json::to_string(&overview).unwrap_or_default().into(),
         overview,
         log: log.clone(),
         access: cluster.access()?,

@@ -16,6 +16,7 @@ use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::sys::socket::sockopt::TcpUserTimeout;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -30,6 +31,9 @@ use tokio_rustls::TlsAcceptor;
 const HEAD_BYTES_MAX: usize = 8 << 10;
 /// How long a client may take to say what it wants, and how long a connection may be idle.
 const REQUEST_BOUND: Duration = Duration::from_secs(10);
+/// How long what was sent may wait for a client that reads nothing: then its connection ends
+/// (tcp(7), TCP_USER_TIMEOUT).
+const READ_BOUND: Duration = Duration::from_secs(10);
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -153,6 +157,9 @@ pub(crate) async fn accept_tcp<T, F>(
             pause().await;
             continue;
         };
+        let bound = READ_BOUND.as_millis() as u32;
+        // A socket that has ended already refuses it.
+        let _ = nix::sys::socket::setsockopt(&stream, TcpUserTimeout, &bound);
         let (talk, tls) = (talk.clone(), tls.clone());
         tokio::spawn(async move {
             match tls {

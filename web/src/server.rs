@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,7 +57,6 @@ struct Shared {
     feed: Feed,
     /// Of this server: good as long as it runs.
     own: Secret,
-    places: Arc<Semaphore>,
 }
 
 /// Whom a connection is from.
@@ -113,7 +111,6 @@ impl Server {
                 cluster,
                 feed,
                 own: Secret::new(),
-                places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             }),
         })
     }
@@ -141,7 +138,7 @@ impl Server {
             let Some((listener, tls)) = tcp else {
                 return std::future::pending().await;
             };
-            let (shared, places) = (shared.clone(), shared.places.clone());
+            let (shared, places) = (shared.clone(), places());
             let talk = move |stream| talk(stream, Door::Key, shared.clone());
             listen::accept_tcp(listener, tls, places, talk).await;
         };
@@ -165,17 +162,24 @@ fn bind_unix(path: &Path) -> Result<UnixListener, ServerError> {
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         return Err(ServerError::Served(path.to_owned()));
     }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(of(error)),
-        _ => {}
+    use std::os::unix::fs::FileTypeExt;
+    // Anything else is the user's, and in the way.
+    if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        std::fs::remove_file(path).map_err(of)?;
     }
     UnixListener::bind(path).map_err(of)
 }
 
+/// The user's own connections have places of their own.
+fn places() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(CONNECTIONS_MAX))
+}
+
 async fn accept_unix(listener: UnixListener, shared: &Arc<Shared>) {
+    let places = places();
     let own = nix::unistd::geteuid().as_raw();
     loop {
-        let place = listen::place(&shared.places).await;
+        let place = listen::place(&places).await;
         match listener.accept().await {
             Ok((stream, _)) => {
                 let peer = stream.peer_cred().map(|peer| peer.uid());
@@ -206,7 +210,7 @@ async fn respond(request: Request<Incoming>, door: Door, shared: &Arc<Shared>) -
     match serve(request, door, shared).await {
         Ok(answer) => answer,
         Err(failure) => {
-            let mut answer = whole(JSON, failure.body());
+            let mut answer = last(whole(JSON, failure.body()));
             *answer.status_mut() = failure.status();
             let extra = match &failure {
                 Failure::Method(method) => Some((header::ALLOW, method.as_str())),
@@ -240,7 +244,7 @@ async fn serve(
     let operation = routes::find(request.method(), request.uri().path())?;
     let Some(needed) = operation.role() else {
         return match operation {
-            Operation::File(content_type, text) => Ok(whole(content_type, text)),
+            Operation::File(content_type, text) => Ok(last(whole(content_type, text))),
             _ => Err(Failure::NoKey),
         };
     };
@@ -248,7 +252,12 @@ async fn serve(
     if door == Door::Key && secret.is_none() {
         return Err(Failure::NoKey);
     }
-    let snapshot = shared.feed.now().await.map_err(Failure::Unreachable)?;
+    let is_own = door == Door::Own || secret.as_ref().is_some_and(|key| key.is_same(&shared.own));
+    let snapshot = shared.feed.now().await.map_err(|why| match is_own {
+        true => Failure::Unreachable(why),
+        // Nobody knows whether the key is one.
+        false => Failure::Unreachable("its store does not answer".into()),
+    })?;
     let client = client(door, secret.as_ref(), shared, &snapshot).ok_or(Failure::NoKey)?;
     if client.role < needed {
         return Err(Failure::Role);
@@ -264,7 +273,7 @@ async fn serve(
                 key: &client.name,
             })
         }
-        Operation::Overview => Ok(whole(JSON, snapshot.json.clone())),
+        Operation::Overview => Ok(whole(JSON, snapshot.json.to_string())),
         Operation::Log => json(&snapshot.log),
         Operation::Metrics => {
             let newest = snapshot.log.last().map_or(0, |record| record.number);
@@ -286,18 +295,19 @@ async fn carry_out(
     body: Bytes,
     client: &Client,
 ) -> Result<(), Failure> {
-    let what = format!("{change:?}");
-    let cluster = shared.cluster.clone();
-    let work = tokio::task::spawn_blocking(move || routes::change(&cluster, &change, &body));
-    let outcome = work
-        .await
-        .unwrap_or_else(|error| Err(Failure::Unreachable(error.to_string())));
-    let how = match &outcome {
-        Ok(()) => "done".to_owned(),
-        Err(failure) => failure.to_string(),
-    };
-    eprintln!("weft: {} asked for {what}: {how}", client.name);
-    outcome
+    let (cluster, name) = (shared.cluster.clone(), client.name.clone());
+    // It goes on, and is noted, also if the client has gone meanwhile.
+    let work = tokio::task::spawn_blocking(move || {
+        let outcome = routes::change(&cluster, &change, &body);
+        let how = match &outcome {
+            Ok(()) => "done".to_owned(),
+            Err(failure) => failure.to_string(),
+        };
+        eprintln!("weft: {name} asked for {change:?}: {how}");
+        outcome
+    });
+    work.await
+        .unwrap_or_else(|error| Err(Failure::Unreachable(error.to_string())))
 }
 
 /// What the client says that it has.
@@ -343,6 +353,14 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 fn whole(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     answer(content_type, Either::Left(Full::new(body.into())))
+}
+
+/// The last one of its connection: a client without a key gets one answer, which its socket
+/// holds, so one that reads nothing takes no place.
+fn last(mut answer: Answer) -> Answer {
+    let close = HeaderValue::from_static("close");
+    answer.headers_mut().insert(header::CONNECTION, close);
+    answer
 }
 
 fn answer(content_type: &'static str, body: Either<Full<Bytes>, EventStream>) -> Answer {
@@ -423,7 +441,7 @@ async fn tell(door: Door, secret: Option<&Secret>, shared: &Shared, sender: &mps
 /// What a client was told last.
 #[derive(Default)]
 struct Told {
-    overview: String,
+    overview: Option<Arc<str>>,
     /// The number of a record of the log.
     record: u64,
     trouble: Option<String>,
@@ -432,16 +450,18 @@ struct Told {
 impl Told {
     fn is_news(&self, snapshot: &Snapshot) -> bool {
         let newest = snapshot.log.last().map_or(0, |record| record.number);
-        self.trouble.is_some() || newest > self.record || self.overview != snapshot.json
+        self.trouble.is_some()
+            || newest > self.record
+            || self.overview.as_ref() != Some(&snapshot.json)
     }
 
     /// The events of what is new.
     fn news(&mut self, snapshot: &Snapshot) -> String {
         let mut text = String::new();
         self.trouble = None;
-        if self.overview != snapshot.json {
+        if self.overview.as_ref() != Some(&snapshot.json) {
             text += &format!("event: overview\ndata: {}\n\n", snapshot.json);
-            self.overview.clone_from(&snapshot.json);
+            self.overview = Some(snapshot.json.clone());
         }
         let new = snapshot.log.iter().filter(|r| r.number > self.record);
         let new: Vec<_> = new.collect();
@@ -457,7 +477,7 @@ impl Told {
         let text = serde_json::to_string(&why).unwrap_or_default();
         self.trouble = Some(why);
         // What comes after it is told again.
-        self.overview.clear();
+        self.overview = None;
         format!("event: trouble\ndata: {text}\n\n")
     }
 }

@@ -5,19 +5,25 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use weft_cluster::{Cluster, Cordon, HostRecord, HostReport, LogKind, Role, Secret};
-use weft_store::Embedded;
+use weft_store::{
+    Change, Committed, Condition, Embedded, Entry, LeaseId, Revision, Snapshot, Store, StoreError,
+    Update,
+};
 use weft_web::{CONNECTIONS_MAX, Listen, OPENAPI, Server, ServerError};
 
 /// Whatever is waited for comes within this.
 const BOUND: Duration = Duration::from_secs(20);
 
 fn cluster() -> Cluster {
-    let store = Arc::new(Embedded::in_memory().unwrap());
+    cluster_in(Arc::new(Embedded::in_memory().unwrap()))
+}
+
+fn cluster_in(store: Arc<dyn Store>) -> Cluster {
     let record = HostRecord {
         name: "alpha".into(),
         key: "weft-key-alpha".into(),
@@ -63,7 +69,10 @@ struct Site {
 
 impl Site {
     fn start(tls: Option<(PathBuf, PathBuf)>) -> Site {
-        let cluster = cluster();
+        Site::over(cluster(), tls)
+    }
+
+    fn over(cluster: Cluster, tls: Option<(PathBuf, PathBuf)>) -> Site {
         let socket = scratch().join("web.sock");
         let address = "127.0.0.1:0".parse().unwrap();
         let server =
@@ -325,6 +334,12 @@ fn the_own_user_needs_no_key_at_the_socket() {
     let session: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(session["role"], "run");
     assert_eq!(at_socket("POST", "/v1/hosts/alpha/drain").0, 200);
+    // A file that is in the way is the user's.
+    let file = scratch().join("notes");
+    std::fs::write(&file, "mine").unwrap();
+    let refused = Server::bind(cluster(), &file, None);
+    assert!(matches!(refused, Err(ServerError::Listen(..))));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
     // Another server would take its clients.
     let second = Server::bind(cluster(), &site.socket, None);
     assert!(matches!(second, Err(ServerError::Served(_))));
@@ -368,6 +383,191 @@ fn silent_clients_keep_nobody_out() {
     let (status, _) = ask(stream, Some(&site.key), "GET", "/v1/session", "");
     assert_eq!(status, 200);
     drop(silent);
+}
+
+/// What was sent waits for a client that reads nothing, and then its connection ends. Without a
+/// key one answer ends it.
+#[test]
+fn clients_that_read_nothing_lose_their_connection() {
+    let site = Site::start(None);
+    for (path, key) in [
+        ("/v1/openapi.json", None),
+        ("/v1/overview", Some(&site.key)),
+    ] {
+        let one = head(key.map(|key| &key[..]), "GET", path, "");
+        let asks = one.replace("Connection: close\r\n", "").repeat(100);
+        let mut stream = connect_deaf(site.address);
+        let begun = Instant::now();
+        loop {
+            match stream.write(asks.as_bytes()) {
+                Ok(_) => {}
+                // The server takes no more, since nothing is read of what it sends.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(_) => break,
+            }
+            assert!(begun.elapsed() < 2 * BOUND, "{path}: it lasts");
+        }
+    }
+}
+
+/// A connection with room for a few answers only.
+fn connect_deaf(address: SocketAddr) -> TcpStream {
+    use nix::sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
+    };
+    use std::os::fd::AsRawFd;
+    let family = AddressFamily::Inet;
+    let deaf = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    setsockopt(&deaf, sockopt::RcvBuf, &4096).unwrap();
+    connect(deaf.as_raw_fd(), &SockaddrStorage::from(address)).unwrap();
+    let stream = TcpStream::from(deaf);
+    stream.set_nonblocking(true).unwrap();
+    stream
+}
+
+/// A store that stands still, as a cut network makes it.
+struct Silent {
+    store: Embedded,
+    is_silent: AtomicBool,
+}
+
+impl Silent {
+    fn answer<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
+        match self.is_silent.load(Ordering::Relaxed) {
+            false => answer,
+            true => Err(StoreError::Unreachable {
+                tried: "etcd://secret-host:2379".into(),
+                reason: "cut".into(),
+            }),
+        }
+    }
+}
+
+impl Store for Silent {
+    fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
+        self.answer(self.store.read(prefix))
+    }
+    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        self.answer(self.store.get(key))
+    }
+    fn commit(
+        &self,
+        conditions: &[Condition],
+        changes: &[Change],
+    ) -> Result<Committed, StoreError> {
+        self.answer(self.store.commit(conditions, changes))
+    }
+    fn grant(&self, time: Duration) -> Result<LeaseId, StoreError> {
+        self.answer(self.store.grant(time))
+    }
+    fn renew(&self, lease: LeaseId) -> Result<Duration, StoreError> {
+        self.answer(self.store.renew(lease))
+    }
+    fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.answer(self.store.revoke(lease))
+    }
+    fn watch(
+        &self,
+        prefix: &str,
+        after: Revision,
+        wait: Duration,
+    ) -> Result<Vec<Update>, StoreError> {
+        self.answer(self.store.watch(prefix, after, wait))
+    }
+}
+
+#[test]
+fn a_store_that_stands_still_is_told_and_comes_back() {
+    let store = Arc::new(Silent {
+        store: Embedded::in_memory().unwrap(),
+        is_silent: AtomicBool::new(false),
+    });
+    let site = Site::over(cluster_in(store.clone()), None);
+    let mut events = events(&site, &site.key);
+    assert_eq!(next(&mut events).0, "overview");
+    store.is_silent.store(true, Ordering::Relaxed);
+    let (kind, why) = next(&mut events);
+    assert_eq!(kind, "trouble");
+    assert!(why.as_str().unwrap().contains("cut"), "{why}");
+    // Until what is known is too old.
+    let begun = Instant::now();
+    loop {
+        let (status, text) = site.ask(Some(&site.key), "GET", "/v1/overview", "");
+        if status == 503 {
+            assert!(text.contains("secret-host"), "{text}");
+            break;
+        }
+        assert!(begun.elapsed() < 2 * BOUND, "{status}");
+    }
+    // A client without a key learns nothing of the store.
+    let (status, text) = site.ask(Some("weft-key-00"), "GET", "/v1/overview", "");
+    assert_eq!(status, 503);
+    assert!(!text.contains("secret-host"), "{text}");
+    store.is_silent.store(false, Ordering::Relaxed);
+    loop {
+        match next(&mut events) {
+            (kind, _) if kind == "overview" => break,
+            (kind, _) => assert_eq!(kind, "trouble"),
+        }
+    }
+    assert_eq!(site.ask(Some(&site.key), "GET", "/v1/overview", "").0, 200);
+}
+
+/// What the document says that an answer has, it has.
+#[test]
+fn answers_have_the_fields_of_the_document() {
+    fn missing(schema: &Value, value: &Value, all: &Value, at: &str) -> Vec<String> {
+        let name = schema["$ref"]
+            .as_str()
+            .or(schema["allOf"][0]["$ref"].as_str());
+        if let Some(name) = name {
+            let name = name.rsplit('/').next().unwrap();
+            return match value.is_null() {
+                true => Vec::new(),
+                false => missing(&all[name], value, all, at),
+            };
+        }
+        let mut lacks = Vec::new();
+        for field in schema["required"].as_array().into_iter().flatten() {
+            let field = field.as_str().unwrap();
+            match value.get(field) {
+                None => lacks.push(format!("{at}.{field}")),
+                Some(inner) => {
+                    let schema = &schema["properties"][field];
+                    lacks.extend(missing(schema, inner, all, &format!("{at}.{field}")));
+                }
+            }
+        }
+        for inner in value.as_array().into_iter().flatten() {
+            lacks.extend(missing(&schema["items"], inner, all, at));
+        }
+        lacks
+    }
+    let site = Site::start(None);
+    let lease = site.cluster.lease().unwrap();
+    let term = site.cluster.campaign("alpha", lease).unwrap().unwrap();
+    term.note(LogKind::Host, "one".into()).unwrap();
+    let document: Value = serde_json::from_str(OPENAPI).unwrap();
+    let all = &document["components"]["schemas"];
+    for path in ["/v1/session", "/v1/overview", "/v1/log"] {
+        let begun = Instant::now();
+        let value = loop {
+            let (status, text) = site.ask(Some(&site.key), "GET", path, "");
+            assert_eq!(status, 200);
+            let value: Value = serde_json::from_str(&text).unwrap();
+            // The record may be newer than what was read last.
+            if value != serde_json::json!([]) || begun.elapsed() > BOUND {
+                break value;
+            }
+        };
+        let answer = &document["paths"][path]["get"]["responses"]["200"];
+        let schema = &answer["content"]["application/json"]["schema"];
+        assert_eq!(missing(schema, &value, all, path), [""; 0]);
+        let has_items = value.as_array().is_none_or(|items| !items.is_empty());
+        assert!(has_items, "{path} shows nothing");
+    }
 }
 
 #[test]

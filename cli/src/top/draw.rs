@@ -199,7 +199,7 @@ fn events(frame: &mut Frame<'_>, screen: &Screen, area: Rect) {
     };
     let mut lines = vec![Line::from(title).style(Style::new().add_modifier(Modifier::DIM))];
     let line = |record: &LogRecord| {
-        let text = crate::site::line(record);
+        let text = crate::cluster::log::line(record);
         match record.kind {
             LogKind::Fail | LogKind::Refuse => Line::from(text).red(),
             _ => Line::from(text),

@@ -26,8 +26,13 @@ pub enum Key {
 
 impl Key {
     pub fn of(event: &KeyEvent) -> Option<Key> {
+        let held = KeyModifiers::CONTROL | KeyModifiers::ALT;
+        let is_held = event.modifiers.intersects(held);
         Some(match event.code {
-            KeyCode::Char('c') if event.modifiers.contains(KeyModifiers::CONTROL) => Key::Interrupt,
+            KeyCode::Char('c') if is_held => Key::Interrupt,
+            // What Backspace sends on some terminals.
+            KeyCode::Char('h') if is_held => Key::Erase,
+            KeyCode::Char(_) if is_held => return None,
             KeyCode::Char(letter) => Key::Letter(letter),
             KeyCode::Up => Key::Up,
             KeyCode::Down => Key::Down,
@@ -237,6 +242,9 @@ impl Screen {
         match key {
             Key::Letter('q') => return Some(Act::Quit),
             Key::Letter('/') => self.mode = Mode::Filter,
+            Key::Letter('c') if self.chosen_host().is_some_and(|host| host.draining) => {
+                self.said = Some("It is drained: u calls that off".into());
+            }
             Key::Letter('c') => return chosen.map(Act::Cordon),
             Key::Letter('u') => return chosen.map(Act::Uncordon),
             Key::Letter('d') => self.mode = chosen.map_or(Mode::Commands, Mode::Confirm),
@@ -327,6 +335,16 @@ pub mod tests {
         assert_eq!(press(&mut screen, "dy"), [Act::Drain("beta".into())]);
         assert_eq!(press(&mut screen, "c"), [Act::Cordon("beta".into())]);
         assert_eq!(press(&mut screen, "h"), [Act::HandsOff(true)]);
+    }
+
+    #[test]
+    fn letters_with_control_are_not_the_letters() {
+        let of = |letter, held| Key::of(&KeyEvent::new(KeyCode::Char(letter), held));
+        assert_eq!(of('h', KeyModifiers::CONTROL), Some(Key::Erase));
+        assert_eq!(of('u', KeyModifiers::CONTROL), None);
+        assert_eq!(of('d', KeyModifiers::ALT), None);
+        assert_eq!(of('c', KeyModifiers::CONTROL), Some(Key::Interrupt));
+        assert_eq!(of('H', KeyModifiers::SHIFT), Some(Key::Letter('H')));
     }
 
     #[test]

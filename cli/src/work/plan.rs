@@ -57,7 +57,7 @@ fn render(overview: &Overview) -> String {
     use Align::{Left, Right};
     let leader = overview.leader.as_deref().map_or_else(
         || "no host decides: run `weft node start` on a member".to_owned(),
-        |leader| format!("{leader} decides"),
+        |leader| format!("{} decides", plain(leader)),
     );
     let mut text = format!(
         "cluster {}: {leader}, by {}{}\n\n",
@@ -152,7 +152,8 @@ fn render(overview: &Overview) -> String {
     }
     for key in &overview.damaged {
         text += &format!(
-            "\nThe record {key} cannot be read: `weft cluster forget` with its name removes it.\n"
+            "\nThe record {} cannot be read: `weft cluster forget` with its name removes it.\n",
+            plain(key)
         );
     }
     text

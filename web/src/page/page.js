@@ -3,8 +3,10 @@
 // browsers do not send, and then in this tab's storage.
 "use strict";
 
+// The server says something every 5 s.
+const SILENCE = 15000;
 const byId = (id) => document.getElementById(id);
-const state = { key: null, role: null, overview: null, log: [], chosen: null, last: 0, shows: new Map() };
+const state = { turn: 0, stop: null, trouble: 0, key: null, role: null, overview: null, log: [], chosen: null, last: 0, shows: new Map() };
 
 // An element with properties and children; text is always text.
 function make(tag, properties, ...children) {
@@ -40,6 +42,12 @@ async function request(method, path, body) {
   return value;
 }
 
+// What went wrong with an action stays for some seconds.
+function trouble(text) {
+  status(text, true);
+  state.trouble = Date.now() + 6000;
+}
+
 function status(text, bad) {
   const element = byId("status");
   if (element.textContent !== text) element.textContent = text;
@@ -48,7 +56,10 @@ function status(text, bad) {
 
 // Reads events until the stream ends. `EventSource` could not send the key.
 async function listen() {
-  const answer = await fetch("/v1/events", { headers: { "Authorization": `Bearer ${state.key}` } });
+  state.stop = new AbortController();
+  const answer = await fetch("/v1/events", {
+    headers: { "Authorization": `Bearer ${state.key}` }, signal: state.stop.signal,
+  });
   if (!answer.ok) {
     const value = await answer.json();
     throw Object.assign(new Error(value.error.message), { status: answer.status });
@@ -78,13 +89,14 @@ function event(text) {
 }
 
 function said() {
+  if (Date.now() < state.trouble) return;
   const { leader, policy, hands_off } = state.overview;
   const who = leader ? `${leader} decides, by ${policy}` : "no host decides: run weft node start on a member";
   status(hands_off ? `${who}; it moves nothing by itself` : who, !leader);
 }
 
-async function run() {
-  for (;;) {
+async function run(turn) {
+  while (turn === state.turn) {
     try {
       const session = await request("GET", "/v1/session");
       state.role = session.role;
@@ -96,6 +108,7 @@ async function run() {
       await listen();
       status("The server has ended the connection: trying again", true);
     } catch (error) {
+      if (turn !== state.turn) return;
       if (error.status === 401) return login(error.message);
       status(error.status ? error.message : "The server does not answer: trying again", true);
     }
@@ -274,7 +287,7 @@ async function change(method, path, body) {
   try {
     await request(method, path, body);
   } catch (error) {
-    status(error.message, true);
+    trouble(error.message);
   }
 }
 
@@ -283,7 +296,8 @@ async function act(word, host) {
   const fixed = state.overview.runs.filter((run) => run.parts.some((part) => part.host === host) && (run.kind === "program" || run.home === host)).map((run) => run.name);
   if (word === "drain") {
     const stays = fixed.length ? ` Not able to move, so it stays until it ends: ${fixed.join(", ")}.` : "";
-    const text = here.length ? `Everything that can move leaves ${host}: ${here.join(", ")}.${stays}` : `Nothing is on ${host}; nothing new comes.`;
+    const leaves = here.filter((name) => !fixed.includes(name));
+    const text = here.length ? `Leaves ${host}: ${leaves.join(", ") || "nothing"}.${stays}` : `Nothing is on ${host}; nothing new comes.`;
     if (!await confirm(`Drain ${host}?`, text, "Drain")) return;
   }
   await change("POST", `/v1/hosts/${encodeURIComponent(host)}/${word}`);
@@ -303,16 +317,30 @@ byId("login").addEventListener("submit", (submitted) => {
 
 function start(key) {
   state.key = key;
+  state.turn += 1;
+  state.stop?.abort();
   sessionStorage.setItem("weft-key", key);
   status("Connecting…");
-  run();
+  run(state.turn);
 }
 
-const given = location.hash.slice(1);
-// The key leaves the address bar and the history.
-if (given) history.replaceState(null, "", location.pathname);
-const key = given || sessionStorage.getItem("weft-key");
+// The key in a link leaves the address bar and the history.
+function given() {
+  const key = location.hash.slice(1);
+  if (key) history.replaceState(null, "", location.pathname);
+  return key;
+}
+
+// Another link was opened in this tab.
+window.addEventListener("hashchange", () => {
+  const key = given();
+  if (key) start(key);
+});
+const key = given() || sessionStorage.getItem("weft-key");
 if (key) start(key); else login("Not connected");
 setInterval(() => {
-  if (state.last && Date.now() - state.last > 15000) status("The server is silent", true);
+  if (!state.last || Date.now() - state.last < SILENCE) return;
+  status("The server is silent: connecting again", true);
+  state.last = Date.now();
+  state.stop?.abort();
 }, 1000);
