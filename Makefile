@@ -58,7 +58,8 @@ guest-debian: ## Fetches Debian's own kernel and makes a Debian root image
 demo: setup build programs guest ## Sorts and searches on two nodes, boots Linux over both, moves one about
 	WEFT=$(abspath $(RELEASE))/weft BENCH=$(abspath $(RELEASE))/weft-bench \
 		PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
-		PICTURE=$(abspath $(TARGET))/pings.svg bash demo/demo.sh
+		PICTURE=$(abspath $(TARGET))/pings.svg PAGE=$(abspath $(TARGET))/cluster-page \
+		bash demo/demo.sh
 
 # The documentation of private items, too: its readers are Weft's developers.
 RUSTDOC := RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \

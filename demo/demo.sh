@@ -8,17 +8,21 @@
 #   3. one Linux whose two vCPUs and memory lie on both nodes: what it sees, and a
 #      job on both vCPUs against the same on one core;
 #   4. one Linux that writes to its memory and answers pings while it goes to another
-#      host, is split over two, and comes together again (as root; moves.sh).
+#      host, is split over two, and comes together again (as root; moves.sh);
+#   5. a cluster of three daemons that spreads a machine over two hosts and pulls it together
+#      when there is room (cluster.sh).
 #
 # Called by `make demo`. WEFT, BENCH and PROGRAMS say where the binaries are, GUEST
 # where `make guest` left its kernel; WORK, where to write about 700 MB (a temporary
-# folder, removed at the end, by default); PICTURE, where the picture of the pings goes.
+# folder, removed at the end, by default); PICTURE, where the picture of the pings goes; PAGE, how
+# the pictures of the cluster's page begin, where Chromium makes some.
 set -euo pipefail
 
 WEFT=${WEFT:?names the weft binary}
 PROGRAMS=${PROGRAMS:?names the folder of the built programs}
 BENCH=${BENCH:?names the weft-bench binary}
 PICTURE=${PICTURE:-pings.svg}
+PAGE=${PAGE:-cluster-page}
 TEXT_MIB=${TEXT_MIB:-200}
 SORT_BUFFER_MIB=${SORT_BUFFER_MIB:-190}
 SORT_MEMORY=${SORT_MEMORY:-96M,160M}
@@ -98,7 +102,7 @@ free_kib=$(df -Pk "$work" | awk 'NR == 2 { print $4 }')
 [ "$free_kib" -gt $((TEXT_MIB * 4 * 1024)) ] || fail "$work has less than $((TEXT_MIB * 4)) MiB free: set WORK"
 
 heading "Weft: one program, the memory of two nodes"
-say "Two nodes on this machine. Only the last part needs root; nothing needs a kernel module"
+say "Two nodes on this machine. Only the fourth part needs root; nothing needs a kernel module"
 say "or another program."
 
 heading "1. GNU sort, $TEXT_MIB MiB of text, a buffer of $SORT_BUFFER_MIB MiB"
@@ -178,6 +182,11 @@ else
 	WORK=$work/moves WEFT=$WEFT BENCH=$BENCH GUEST=$GUEST PICTURE=$PICTURE \
 		timeout --foreground -k 5 120 bash "$here/moves.sh"
 fi
+
+heading "5. A cluster finds the room"
+mkdir "$work/cluster"
+WORK=$work/cluster WEFT=$WEFT GUEST=$GUEST PAGE=$PAGE \
+	timeout --foreground -k 10 180 bash "$here/cluster.sh"
 
 say
 say "${dim}Watch one live with --watch; make bench measures all of it; weft doctor looks at this host.$plain"
