@@ -89,14 +89,15 @@ picture() {
 		return 0
 	fi
 	local link
-	as home cluster serve --listen "127.0.0.1:$(free_port)" >"$WORK/link" 2>/dev/null &
+	WEFT_CONFIG=$WORK/home XDG_RUNTIME_DIR=$WORK/run-home "$WEFT" cluster serve \
+		--listen "127.0.0.1:$(free_port)" >"$WORK/link-$1" 2>/dev/null &
 	local server=$!
-	until_it grep -q http "$WORK/link"
-	link=$(head -n 1 "$WORK/link")
+	until_it grep -q http "$WORK/link-$1"
+	link=$(head -n 1 "$WORK/link-$1")
 	if python3 "$here/../tests/page/browse.py" "$link" --run web --picture "$PAGE-$1.png" >/dev/null; then
 		say "    the page: $PAGE-$1.png"
 	fi
-	kill "$server"
+	kill "$server" 2>/dev/null || true
 	wait "$server" 2>/dev/null || true
 }
 picture before
