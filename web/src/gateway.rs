@@ -30,6 +30,9 @@ use crate::listen::{self, EventStream, ServerError, Stream};
 const CONNECTIONS_MAX: usize = 1024;
 /// Longest body of a request: a commit of the largest values would be longer, and is refused.
 const REQUEST_BYTES_MAX: usize = 2 << 20;
+/// How long a connection may be idle: longer than a client keeps one for its next call. A change
+/// that is sent just as its connection ends is of unknown outcome.
+const IDLE: Duration = Duration::from_secs(60);
 /// How often a watch looks whether its client is still there.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -101,7 +104,7 @@ async fn talk(stream: Stream, store: Arc<dyn Store>) {
         let store = store.clone();
         async move { Ok::<_, Infallible>(respond(request, store).await) }
     });
-    listen::serve_http(stream, service).await;
+    listen::serve_http(stream, IDLE, service).await;
 }
 
 type Answer = Response<Either<Full<Bytes>, EventStream>>;

@@ -29,8 +29,8 @@ use tokio_rustls::TlsAcceptor;
 
 /// Longest request line with its headers, bytes. (8192 is the least that the library takes.)
 const HEAD_BYTES_MAX: usize = 8 << 10;
-/// How long a client may take to say what it wants, and how long a connection may be idle.
-const REQUEST_BOUND: Duration = Duration::from_secs(10);
+/// How long a client may take to say what it wants.
+pub(crate) const REQUEST_BOUND: Duration = Duration::from_secs(10);
 /// How long what was sent may wait for a client that reads nothing: then its connection ends
 /// (tcp(7), TCP_USER_TIMEOUT).
 const READ_BOUND: Duration = Duration::from_secs(10);
@@ -175,8 +175,9 @@ pub(crate) async fn accept_tcp<T, F>(
     }
 }
 
-/// The requests of one connection. Whatever goes wrong here is the client's loss.
-pub(crate) async fn serve_http<S, B>(stream: Stream, service: S)
+/// The requests of one connection, which may be idle for a time. Whatever goes wrong here is the
+/// client's loss.
+pub(crate) async fn serve_http<S, B>(stream: Stream, idle: Duration, service: S)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     B: Body<Data = Bytes> + 'static,
@@ -184,7 +185,7 @@ where
 {
     let _ = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_BOUND)
+        .header_read_timeout(idle)
         .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service)
         .await;

@@ -201,7 +201,7 @@ async fn talk(stream: Stream, door: Door, shared: Arc<Shared>) {
         let shared = shared.clone();
         async move { Ok::<_, Infallible>(respond(request, door, &shared).await) }
     });
-    listen::serve_http(stream, service).await;
+    listen::serve_http(stream, listen::REQUEST_BOUND, service).await;
 }
 
 type Answer = Response<Either<Full<Bytes>, EventStream>>;
