@@ -8,7 +8,7 @@ use etcd::Cluster;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use weft_store::{
     Change, Committed, Condition, Embedded, Etcd, EtcdOptions, LEASE_MIN, LeaseId, Revision, Store,
@@ -434,6 +434,95 @@ fn counting_survives_the_loss_of_members() {
         (done..=done + unknown).contains(&value),
         "{done} {unknown} {value}"
     );
+}
+
+/// The host of a served file goes down and comes back while four threads count.
+#[test]
+fn a_served_file_loses_nothing_when_its_server_ends() {
+    let folder = Folder::new();
+    let file = folder.path().join("state");
+    let mut address = "127.0.0.1:0".parse().unwrap();
+    let stop = AtomicBool::new(false);
+    let counted: Vec<(u64, u64)> = std::thread::scope(|scope| {
+        let mut counters = Vec::new();
+        for _ in 0..4 {
+            let gateway = serve_again(&file, address);
+            address = gateway.address().unwrap();
+            if counters.is_empty() {
+                let url = format!("etcd://{address}");
+                counters.extend((0..4).map(|_| {
+                    let options = EtcdOptions::parse(&url, None).unwrap();
+                    let store = Etcd::new(&options).unwrap();
+                    let stop = &stop;
+                    scope.spawn(move || count(&store, stop))
+                }));
+            }
+            serving(gateway, || std::thread::sleep(Duration::from_secs(1)));
+        }
+        stop.store(true, Ordering::Relaxed);
+        let counted = counters.into_iter().map(|counter| counter.join().unwrap());
+        counted.collect()
+    });
+    let (done, unknown) = counted.iter().fold((0, 0), |(d, u), (n, m)| (d + n, u + m));
+    let mut value = 0;
+    serving(serve_again(&file, address), || {
+        let options = EtcdOptions::parse(&format!("etcd://{address}"), None).unwrap();
+        let entry = Etcd::new(&options).unwrap().get("count").unwrap().unwrap();
+        value = String::from_utf8(entry.value).unwrap().parse().unwrap();
+    });
+    println!("{done} done, {unknown} unknown, the key says {value}");
+    assert!(done > 100, "{done}");
+    let expected = done..=done + unknown;
+    assert!(expected.contains(&value), "{done} {unknown} {value}");
+}
+
+/// Once the server before has let go of the file and the port.
+fn serve_again(file: &std::path::Path, address: std::net::SocketAddr) -> Gateway {
+    let begun = Instant::now();
+    loop {
+        let outcome = Embedded::open(file)
+            .map_err(|error| error.to_string())
+            .and_then(|store| {
+                let gateway = Gateway::bind(Arc::new(store), address, None);
+                gateway.map_err(|error| format!("{error:?}"))
+            });
+        match outcome {
+            Ok(gateway) => return gateway,
+            Err(why) => assert!(begun.elapsed() < Duration::from_secs(20), "{why}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_served_file_takes_clients_with_a_certificate_only() {
+    if etcd::lacks("openssl") {
+        return;
+    }
+    let (folder, stranger) = (Folder::new(), Folder::new());
+    for folder in [&folder, &stranger] {
+        etcd::make_certificates(folder.path());
+    }
+    let store = Arc::new(Embedded::in_memory().unwrap());
+    let own = etcd::files(folder.path(), "member");
+    let gateway = Gateway::bind(store, "127.0.0.1:0".parse().unwrap(), Some(&own)).unwrap();
+    let url = format!("etcd://{}", gateway.address().unwrap());
+    serving(gateway, || {
+        let with = |files| Etcd::new(&EtcdOptions::parse(&url, files).unwrap()).unwrap();
+        let member = with(Some(etcd::files(folder.path(), "node")));
+        done(member.commit(&[], &[Change::put("a", "1")]));
+        assert_eq!(member.get("a").unwrap().unwrap().value, b"1");
+        // Another authority, and none at all. One knows the server, and is not known.
+        let mut unknown = etcd::files(stranger.path(), "node");
+        unknown.authority = own.authority.clone();
+        for other in [
+            Some(etcd::files(stranger.path(), "node")),
+            Some(unknown),
+            None,
+        ] {
+            assert!(with(other).get("a").is_err());
+        }
+    });
 }
 
 /// Adds one again and again. How often it was done, and how often nobody knows.

@@ -20,12 +20,8 @@ pub struct Cluster {
 impl Cluster {
     /// `None` where this machine has no etcd. Three members and more talk TLS.
     pub fn start(count: usize) -> Option<Cluster> {
-        for program in ["etcd", "openssl"] {
-            let known = Command::new(program).arg("version").output().is_ok();
-            if !known {
-                weft_test_support::skipped(&format!("a real etcd: {program} is not installed"));
-                return None;
-            }
+        if ["etcd", "openssl"].iter().any(|program| lacks(program)) {
+            return None;
         }
         let cluster = Cluster {
             folder: Folder::new(),
@@ -117,12 +113,7 @@ impl Cluster {
             .iter()
             .map(|(client, _)| format!("127.0.0.1:{client}"))
             .collect();
-        let file = |name: &str| self.folder.path().join(name);
-        let tls = self.has_tls().then(|| TlsFiles {
-            authority: file("ca.crt"),
-            certificate: file("node.crt"),
-            key: file("node.key"),
-        });
+        let tls = self.has_tls().then(|| files(self.folder.path(), "node"));
         let url = format!("etcd://{}", members.join(","));
         Etcd::new(&EtcdOptions::parse(&url, tls).unwrap()).unwrap()
     }
@@ -153,8 +144,26 @@ fn free_port() -> u16 {
     listener.local_addr().expect("it is bound").port()
 }
 
+/// Whether a program is not installed: then a test is skipped.
+pub fn lacks(program: &str) -> bool {
+    let known = Command::new(program).arg("version").output().is_ok();
+    if !known {
+        weft_test_support::skipped(&format!("a store with {program}: it is not installed"));
+    }
+    !known
+}
+
+/// What [`make_certificates`] made for the `member`s or for a `node`.
+pub fn files(folder: &Path, side: &str) -> TlsFiles {
+    TlsFiles {
+        authority: folder.join("ca.crt"),
+        certificate: folder.join(format!("{side}.crt")),
+        key: folder.join(format!("{side}.key")),
+    }
+}
+
 /// An authority, a certificate of all members, and one of the client.
-fn make_certificates(folder: &Path) {
+pub fn make_certificates(folder: &Path) {
     let openssl = |arguments: &str| {
         let done = Command::new("openssl")
             .args(arguments.split_whitespace())
