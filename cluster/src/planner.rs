@@ -395,7 +395,7 @@ impl Planner {
                 self.notes.push((LogKind::End, what));
             }
         }
-        self.begun.extend(&placed);
+        self.begun.clone_from(&placed);
         gone.extend(self.elsewhere(work));
         let not_asked = self.waiting.iter().filter(|id| !asked.contains_key(id));
         gone.extend(not_asked.filter(|id| !placed.contains(id)));
