@@ -94,6 +94,52 @@ pub struct Member {
     pub revision: u64,
 }
 
+/// How a host takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostState {
+    Lends,
+    Cordoned,
+    Drained,
+    /// It is a member, and says nothing.
+    NoDaemon,
+    /// It has left, and something runs there still.
+    Left,
+}
+
+impl HostState {
+    pub(crate) fn of(member: Option<&Member>) -> HostState {
+        match member {
+            None => HostState::Left,
+            Some(member) if member.report.is_none() => HostState::NoDaemon,
+            Some(member) if member.cordon.draining => HostState::Drained,
+            Some(member) if member.cordon.cordoned => HostState::Cordoned,
+            Some(_) => HostState::Lends,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            HostState::Lends => "lends",
+            HostState::Cordoned => "cordoned",
+            HostState::Drained => "drained",
+            HostState::NoDaemon => "no daemon",
+            HostState::Left => "has left",
+        }
+    }
+
+    /// What it is now: a sentence.
+    pub(crate) fn describe(self, name: &str) -> String {
+        match self {
+            HostState::Lends => format!("{name} takes work."),
+            HostState::Cordoned => format!("{name} takes no new work."),
+            HostState::Drained => format!("{name} is drained."),
+            HostState::NoDaemon => format!("{name} is silent."),
+            HostState::Left => format!("{name} is no member any more."),
+        }
+    }
+}
+
 const NAME_MAX: usize = 63;
 
 /// The names of DNS labels: they are words of command lines, URLs and keys.

@@ -106,20 +106,24 @@ impl Term {
         mut changes: Vec<Change>,
         record: Option<(LogKind, String)>,
     ) -> Result<bool, ClusterError> {
-        let number = self.next_record.get().or_else(|| self.read_next_record());
-        if let Some((number, (kind, what))) = number.zip(record) {
-            changes.push(LogRecord::new(number, &self.leader.name, kind, what).put());
-            self.next_record.set(Some(number + 1));
-        }
+        let record = record.and_then(|(kind, what)| {
+            let number = self
+                .next_record
+                .take()
+                .or_else(|| self.read_next_record())?;
+            Some(LogRecord::new(number, &self.leader.name, kind, what))
+        });
+        changes.extend(record.as_ref().map(LogRecord::put));
         if changes.is_empty() {
             return Ok(true);
         }
-        let outcome = self.commit(conditions, &changes);
-        if !matches!(outcome, Ok(Committed::Done(_))) {
-            // Whether the record is there is read again.
-            self.next_record.set(None);
+        // After an error nobody knows whether the record is there: the log is read again.
+        let done = self.commit(conditions, &changes)? != Committed::Refused;
+        if let Some(record) = record {
+            let next = record.number + u64::from(done);
+            self.next_record.set(Some(next));
         }
-        Ok(outcome? != Committed::Refused)
+        Ok(done)
     }
 
     fn read_next_record(&self) -> Option<u64> {

@@ -6,7 +6,7 @@
 
 use crate::{Cluster, ClusterError, json, seconds_now};
 use serde::{Deserialize, Serialize};
-use weft_store::{Change, Entry};
+use weft_store::{Change, Entry, Revision};
 
 const LOG: &str = "weft/log/";
 
@@ -99,13 +99,13 @@ impl Cluster {
     pub fn log(&self) -> Result<Vec<LogRecord>, ClusterError> {
         let entries = self.store.read(LOG)?.entries;
         // The newest is the one that was written last, and none has a larger number.
-        let newest = entries.iter().filter(|entry| read(entry).is_some());
-        let newest = newest.max_by_key(|entry| entry.revision).and_then(read);
-        let newest = newest.map_or(0, |record| record.number);
-        let mut records: Vec<LogRecord> = entries.iter().filter_map(read).collect();
-        records.retain(|record| record.number <= newest);
-        records.sort_by_key(|record| record.number);
-        Ok(records)
+        let read = |entry: &Entry| Some((entry.revision, read(entry)?));
+        let mut records: Vec<(Revision, LogRecord)> = entries.iter().filter_map(read).collect();
+        let newest = records.iter().max_by_key(|(revision, _)| *revision);
+        let newest = newest.map_or(0, |(_, record)| record.number);
+        records.retain(|(_, record)| record.number <= newest);
+        records.sort_by_key(|(_, record)| record.number);
+        Ok(records.into_iter().map(|(_, record)| record).collect())
     }
 
     /// What was written after the record with the number `last` and is kept, oldest first. 0:

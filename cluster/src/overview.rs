@@ -1,6 +1,6 @@
 //! All of a cluster at one moment, for people and programs that look at it.
 
-use crate::host::{HostReport, Member};
+use crate::host::{HostReport, HostState, Member};
 use crate::planner::{CPU_MIB, POLICY, Plan, Planner};
 use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
 use crate::{Cluster, ClusterError};
@@ -30,41 +30,6 @@ pub struct Overview {
     /// Of the store, when the work was read.
     #[serde(skip)]
     pub revision: u64,
-}
-
-/// How a host takes part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum HostState {
-    Lends,
-    Cordoned,
-    Drained,
-    /// It is a member, and says nothing.
-    NoDaemon,
-    /// It has left, and something runs there still.
-    Left,
-}
-
-impl HostState {
-    fn of(member: Option<&Member>) -> HostState {
-        match member {
-            None => HostState::Left,
-            Some(member) if member.report.is_none() => HostState::NoDaemon,
-            Some(member) if member.cordon.draining => HostState::Drained,
-            Some(member) if member.cordon.cordoned => HostState::Cordoned,
-            Some(_) => HostState::Lends,
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            HostState::Lends => "lends",
-            HostState::Cordoned => "cordoned",
-            HostState::Drained => "drained",
-            HostState::NoDaemon => "no daemon",
-            HostState::Left => "has left",
-        }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -152,13 +117,9 @@ impl Cluster {
             revision: work.revision,
         };
         let next = planner.update(SETTLED, &members, &work, overview.hands_off);
-        let next = next.iter().filter_map(next_move);
-        for next in next.collect::<Vec<_>>() {
-            if !overview
-                .next_moves
-                .iter()
-                .any(|known| known.name == next.name)
-            {
+        for next in next.iter().filter_map(next_move) {
+            let mut known = overview.next_moves.iter();
+            if !known.any(|known| known.name == next.name) {
                 overview.next_moves.push(next);
             }
         }

@@ -4,7 +4,7 @@
 //! Pure, like the scheduler. A plan that could not be committed corrects itself: the next
 //! [`Planner::update`] sees that the store does not have it.
 
-use crate::host::{Cordon, Member};
+use crate::host::{HostState, Member};
 use crate::log::LogKind;
 use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
 use std::cmp::Reverse;
@@ -49,8 +49,8 @@ pub struct Planner {
     hosts: BTreeMap<HostId, String>,
     /// The numbers of the members.
     members: BTreeMap<String, HostId>,
-    /// How they were last.
-    states: BTreeMap<HostId, HostUse>,
+    /// How they were last, and whether all had to leave them.
+    states: BTreeMap<HostId, (HostState, bool)>,
     /// Sentences for the log that belong to no decision.
     notes: Vec<(LogKind, String)>,
     /// Whether the cluster was seen before: what is there then is no news.
@@ -62,44 +62,6 @@ pub struct Planner {
     /// Requests that wait in the scheduler.
     waiting: BTreeSet<AggregateId>,
     refused: BTreeSet<AggregateId>,
-}
-
-/// What a host is used for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct HostUse {
-    /// It is a member.
-    is_member: bool,
-    /// It reports.
-    lives: bool,
-    said: Cordon,
-}
-
-impl HostUse {
-    fn of(member: Option<&Member>) -> HostUse {
-        HostUse {
-            is_member: member.is_some(),
-            lives: member.is_some_and(|member| member.report.is_some()),
-            said: member.map(|member| member.cordon).unwrap_or_default(),
-        }
-    }
-
-    /// Nothing comes to a host that does not live, or is no member any more.
-    fn is_cordoned(self) -> bool {
-        self.said.cordoned || self.said.draining || !self.lives
-    }
-
-    /// A sentence.
-    fn describe(self, name: &str) -> String {
-        match self {
-            HostUse {
-                is_member: false, ..
-            } => format!("{name} is no member any more."),
-            HostUse { lives: false, .. } => format!("{name} is silent."),
-            HostUse { said, .. } if said.draining => format!("{name} is drained."),
-            HostUse { said, .. } if said.cordoned => format!("{name} takes no new work."),
-            _ => format!("{name} takes work."),
-        }
-    }
 }
 
 /// How a cluster chooses hosts: FragVisor's policy (section 6.5).
@@ -233,24 +195,58 @@ impl Planner {
             .map(|asked| (asked.aggregate(), asked))
             .collect();
         let mut decisions = Vec::new();
-        // All that has happened, before anything is decided: room that looks free after some of
-        // it may be taken by the rest.
-        let (mut plans, events) = self.of_moves(now, work);
-        self.learn(now, events, &mut decisions);
-        let events = self.of_work(work, &asked);
-        self.learn(now, events, &mut decisions);
+        let mut plans = self.learn_all(now, members, work, &asked, &mut decisions);
+        self.ask_in_turn(now, members, &asked, &mut decisions);
+        self.step(now, Event::Passed, &mut decisions);
+        self.has_seen = true;
+        let notes = std::mem::take(&mut self.notes).into_iter();
+        plans.extend(notes.map(|(kind, what)| Plan::Note { kind, what }));
+        for decision in &decisions {
+            if let Decision::Move { moving, .. } = decision {
+                self.ordered.insert(moving.aggregate, now);
+            }
+            plans.extend(self.plan(decision, &asked, work));
+        }
+        plans
+    }
+
+    /// All that has happened, before anything is decided: room that looks free after some of it
+    /// may be taken by the rest.
+    fn learn_all(
+        &mut self,
+        now: Duration,
+        members: &[Member],
+        work: &Work,
+        asked: &BTreeMap<AggregateId, &Asked>,
+        decisions: &mut Vec<Decision>,
+    ) -> Vec<Plan> {
+        let (plans, events) = self.of_moves(now, work);
+        self.learn(now, events, decisions);
+        let events = self.of_work(work, asked);
+        self.learn(now, events, decisions);
         let events = self.of_hosts(members, work);
-        self.learn(now, events, &mut decisions);
+        self.learn(now, events, decisions);
         // Hosts have come since: what runs may be known only now.
         let adopted = self.adopted(work);
         if !adopted.is_empty() {
-            self.learn(now, [Event::Adopted(adopted)], &mut decisions);
+            self.learn(now, [Event::Adopted(adopted)], decisions);
         }
+        plans
+    }
+
+    /// New requests in the order of the queue: the first one is decided before the others are
+    /// known.
+    fn ask_in_turn(
+        &mut self,
+        now: Duration,
+        members: &[Member],
+        asked: &BTreeMap<AggregateId, &Asked>,
+        decisions: &mut Vec<Decision>,
+    ) {
         let largest = match asked.is_empty() {
             true => Inventory::new(),
             false => largest(members),
         };
-        // In the order of the queue: the first one is decided before the others are known.
         let mut in_turn: Vec<(&AggregateId, &&Asked)> = asked.iter().collect();
         in_turn.sort_by_key(|(id, asked)| (Reverse(asked.request.priority), **id));
         for (id, request) in in_turn {
@@ -273,20 +269,9 @@ impl Planner {
                     .map(Event::Requested),
             };
             if let Some(event) = event {
-                self.step(now, event, &mut decisions);
+                self.step(now, event, decisions);
             }
         }
-        self.step(now, Event::Passed, &mut decisions);
-        self.has_seen = true;
-        let notes = std::mem::take(&mut self.notes).into_iter();
-        plans.extend(notes.map(|(kind, what)| Plan::Note { kind, what }));
-        for decision in &decisions {
-            if let Decision::Move { moving, .. } = decision {
-                self.ordered.insert(moving.aggregate, now);
-            }
-            plans.extend(self.plan(decision, &asked, work));
-        }
-        plans
     }
 
     /// Why a request can never be placed: the empty cluster would not hold it.
@@ -313,18 +298,20 @@ impl Planner {
                 (Some(moving), None) => {
                     let after = aggregate.placement.after(&moving.transfers);
                     let is_done = self.placement(&placed.parts).as_ref() == Some(&after);
-                    let began = self.ordered.remove(&id).unwrap_or(now);
-                    let took = now.saturating_sub(began);
+                    // An earlier leader may have ordered it.
+                    let began = self.ordered.remove(&id);
+                    let took = now.saturating_sub(began.unwrap_or(now));
                     let result = match is_done {
                         true => MoveResult::Done { took },
                         false => MoveResult::Failed,
                     };
                     let name = &placed.request.name;
+                    let within = match began {
+                        Some(_) => format!(" within {:.1} s", took.as_secs_f64()),
+                        None => String::new(),
+                    };
                     let note = match is_done {
-                        true => Some((
-                            LogKind::Moved,
-                            format!("{name} has moved within {:.1} s.", took.as_secs_f64()),
-                        )),
+                        true => Some((LogKind::Moved, format!("{name} has moved{within}."))),
                         false => placed.move_state().map(|said| (LogKind::Fail, said)),
                     };
                     plans.extend(note.map(|(kind, what)| Plan::Note { kind, what }));
@@ -441,13 +428,13 @@ impl Planner {
             // Something may run on a host that has left.
             if same || !self.inventory().on(id).is_empty() {
                 let member = there.get(&id).copied().filter(|_| same);
-                let state = HostUse::of(member);
-                if self.states.insert(id, state) != Some(state) {
+                let (state, drain) = standing(member);
+                if self.states.insert(id, (state, drain)) != Some((state, drain)) {
                     self.notes.push((LogKind::Host, state.describe(&name)));
                     events.push(Event::Cordoned {
                         host: id,
-                        cordoned: state.is_cordoned(),
-                        drain: state.said.draining,
+                        cordoned: state != HostState::Lends,
+                        drain,
                     });
                 }
                 if let Some(member) = member.filter(|member| member.report.is_some()) {
@@ -472,9 +459,9 @@ impl Planner {
             let name = &member.record.name;
             self.hosts.insert(id, name.clone());
             let mut host = Host::new(id, &name[..], offered(member, work));
-            let state = HostUse::of(Some(member));
-            (host.cordoned, host.draining) = (state.is_cordoned(), state.said.draining);
-            self.states.insert(id, state);
+            let (state, drain) = standing(Some(member));
+            (host.cordoned, host.draining) = (state != HostState::Lends, drain);
+            self.states.insert(id, (state, drain));
             if self.has_seen {
                 let what = format!("{name} has joined the cluster.");
                 self.notes.push((LogKind::Host, what));
@@ -618,6 +605,12 @@ impl Planner {
         parts[0].memory_mib = request.memory_mib.checked_sub(others)?;
         Some(parts)
     }
+}
+
+/// How a host takes part, and whether all has to leave it, also while it is silent.
+fn standing(member: Option<&Member>) -> (HostState, bool) {
+    let drain = member.is_some_and(|member| member.cordon.draining);
+    (HostState::of(member), drain)
 }
 
 fn taken_in(outcome: Result<Vec<Decision>, InventoryError>) -> Vec<Decision> {

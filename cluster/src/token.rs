@@ -1,5 +1,4 @@
-//! Secrets that are shown once, and of which the store has a digest: invitations, and keys for
-//! the API.
+//! Invitations, and keys for the API. Each is shown once; the store has its digest.
 
 use crate::ClusterError;
 use ring::digest::{SHA256, digest};
