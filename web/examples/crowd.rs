@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_cluster::{
-    Cluster, HostRecord, HostReport, LEADER_LEASE, Mark, Plan, Planner, Term, WorkKind, WorkRequest,
+    Cluster, HostRecord, HostReport, Mark, Plan, Planner, Term, WorkKind, WorkRequest,
 };
 use weft_store::{Embedded, LeaseId};
 use weft_web::{Listen, Server};
@@ -29,15 +29,14 @@ fn main() {
     }
     let work = crowd.cluster.work().expect("work");
     eprintln!(
-        "{} of {hosts} hosts' room is asked for by {aggregates} aggregates: {} run, {} wait",
-        crowd.leases.len(),
+        "{hosts} hosts, {aggregates} aggregates: {} run, {} wait",
         work.placed.len(),
         work.asked.len()
     );
     let socket = std::env::temp_dir().join(format!("weft-crowd-{}.sock", std::process::id()));
     let address = "127.0.0.1:0".parse().expect("an address");
     let listen = Listen { address, tls: None };
-    let server = Server::bind(crowd.cluster.clone(), &socket, Some(&listen)).expect("a server");
+    let server = Server::bind(crowd.cluster.clone(), &socket, &listen).expect("a server");
     println!("{}", server.link().expect("it listens"));
     let until = Instant::now() + Duration::from_secs(seconds as u64);
     std::thread::spawn(move || crowd.live(aggregates));
@@ -183,7 +182,6 @@ impl Crowd {
         loop {
             std::thread::sleep(Duration::from_secs(1));
             let _ = self.cluster.renew(self.leads);
-            debug_assert!(LEADER_LEASE > Duration::from_secs(3));
             let hosts = self.leases.len();
             (0..hosts)
                 .filter(|n| (n + next).is_multiple_of(3))

@@ -15,6 +15,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
+use hyper::header;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use serde::Deserialize;
@@ -151,6 +152,7 @@ async fn respond(request: Request<Incoming>, store: Arc<dyn Store>) -> Answer {
 }
 
 async fn serve(request: Request<Incoming>, store: Arc<dyn Store>) -> Result<Answer, Refusal> {
+    check_no_browser(&request)?;
     let call = Call::find(request.method(), request.uri().path())?;
     let body = listen::read_body(request, REQUEST_BYTES_MAX)
         .await
@@ -162,6 +164,22 @@ async fn serve(request: Request<Incoming>, store: Arc<dyn Store>) -> Result<Answ
     let done = tokio::task::spawn_blocking(work).await;
     let value = done.unwrap_or_else(|error| Err(wrong(error)))?;
     Ok(Response::new(Either::Left(Full::from(value.to_string()))))
+}
+
+/// On the loopback there are no certificates, and a page of any site can have the user's browser
+/// send requests here. Browsers name the site in such a request, or may not set this type.
+fn check_no_browser(request: &Request<Incoming>) -> Result<(), Refusal> {
+    let headers = request.headers();
+    let content_type = headers.get(header::CONTENT_TYPE);
+    if headers.contains_key(header::ORIGIN)
+        || content_type.is_none_or(|value| value != "application/json")
+    {
+        return Err(Refusal {
+            status: StatusCode::FORBIDDEN,
+            message: "this store takes JSON of members, and nothing of a browser".into(),
+        });
+    }
+    Ok(())
 }
 
 #[derive(Clone, Copy)]

@@ -24,7 +24,8 @@ use crate::listen::{self, EventStream, ServerError, Stream};
 use crate::metrics;
 use crate::routes::{self, Change, Failure, JSON, Operation};
 
-/// Connections at one time; further clients wait in the socket's queue.
+/// Connections at one time, over TCP and at the UNIX socket each; further clients wait in the
+/// socket's queue.
 pub const CONNECTIONS_MAX: usize = 128;
 /// Longest body of a request, bytes.
 const REQUEST_BYTES_MAX: usize = 4 << 10;
@@ -48,7 +49,8 @@ pub struct Server {
     runtime: tokio::runtime::Runtime,
     unix: UnixListener,
     path: PathBuf,
-    tcp: Option<(TcpListener, Option<TlsAcceptor>)>,
+    tcp: TcpListener,
+    tls: Option<TlsAcceptor>,
     shared: Arc<Shared>,
 }
 
@@ -77,18 +79,11 @@ struct Client {
 
 impl Server {
     /// Listens at `path`, and over TCP.
-    pub fn bind(
-        cluster: Cluster,
-        path: &Path,
-        listen: Option<&Listen>,
-    ) -> Result<Server, ServerError> {
-        if let Some(listen) = listen
-            && listen.tls.is_none()
-            && !listen.address.ip().is_loopback()
-        {
+    pub fn bind(cluster: Cluster, path: &Path, listen: &Listen) -> Result<Server, ServerError> {
+        if listen.tls.is_none() && !listen.address.ip().is_loopback() {
             return Err(ServerError::NoTls(listen.address));
         }
-        let tls = listen.and_then(|listen| listen.tls.as_ref());
+        let tls = listen.tls.as_ref();
         let tls = tls.map(|files| listen::acceptor(files, None)).transpose()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -96,10 +91,7 @@ impl Server {
             .map_err(ServerError::Start)?;
         let feed = Feed::start(cluster.clone()).map_err(ServerError::Start)?;
         let guard = runtime.enter();
-        let tcp = match listen {
-            None => None,
-            Some(listen) => Some((listen::listen(listen.address)?, tls)),
-        };
+        let tcp = listen::listen(listen.address)?;
         let unix = bind_unix(path)?;
         drop(guard);
         Ok(Server {
@@ -107,6 +99,7 @@ impl Server {
             unix,
             path: path.to_owned(),
             tcp,
+            tls,
             shared: Arc::new(Shared {
                 cluster,
                 feed,
@@ -115,13 +108,12 @@ impl Server {
         })
     }
 
-    /// Where the page is, with a key that is good as long as this server runs; `None` if it does
-    /// not listen over TCP. Browsers do not send what is behind the #.
-    pub fn link(&self) -> Option<String> {
-        let (listener, tls) = self.tcp.as_ref()?;
-        let scheme = if tls.is_some() { "https" } else { "http" };
-        let address = listener.local_addr().ok()?;
-        Some(format!("{scheme}://{address}/#{}", self.shared.own))
+    /// Where the page is, with a key that is good as long as this server runs. Browsers do not
+    /// send what is behind the #.
+    pub fn link(&self) -> Result<String, ServerError> {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let address = self.tcp.local_addr().map_err(ServerError::Start)?;
+        Ok(format!("{scheme}://{address}/#{}", self.shared.own))
     }
 
     /// Serves until `end`, or SIGINT or SIGTERM.
@@ -131,17 +123,15 @@ impl Server {
             unix,
             path,
             tcp,
+            tls,
             shared,
         } = self;
         let at_socket = accept_unix(unix, &shared);
-        let over_tcp = async {
-            let Some((listener, tls)) = tcp else {
-                return std::future::pending().await;
-            };
-            let (shared, places) = (shared.clone(), places());
-            let talk = move |stream| talk(stream, Door::Key, shared.clone());
-            listen::accept_tcp(listener, tls, places, talk).await;
+        let with_key = {
+            let shared = shared.clone();
+            move |stream| talk(stream, Door::Key, shared.clone())
         };
+        let over_tcp = listen::accept_tcp(tcp, tls, places(), with_key);
         let serve = async {
             tokio::select! {
                 () = at_socket => {}

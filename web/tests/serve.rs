@@ -14,7 +14,7 @@ use weft_store::{
     Change, Committed, Condition, Embedded, Entry, LeaseId, Revision, Snapshot, Store, StoreError,
     Update,
 };
-use weft_web::{CONNECTIONS_MAX, Listen, OPENAPI, Server, ServerError};
+use weft_web::{CONNECTIONS_MAX, Gateway, Listen, OPENAPI, Server, ServerError};
 
 /// Whatever is waited for comes within this.
 const BOUND: Duration = Duration::from_secs(20);
@@ -47,6 +47,14 @@ fn cluster_in(store: Arc<dyn Store>) -> Cluster {
     cluster
 }
 
+/// Any port of the loopback, without TLS.
+fn loopback() -> Listen {
+    Listen {
+        address: "127.0.0.1:0".parse().unwrap(),
+        tls: None,
+    }
+}
+
 fn scratch() -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -75,8 +83,7 @@ impl Site {
     fn over(cluster: Cluster, tls: Option<(PathBuf, PathBuf)>) -> Site {
         let socket = scratch().join("web.sock");
         let address = "127.0.0.1:0".parse().unwrap();
-        let server =
-            Server::bind(cluster.clone(), &socket, Some(&Listen { address, tls })).unwrap();
+        let server = Server::bind(cluster.clone(), &socket, &Listen { address, tls }).unwrap();
         let link = server.link().unwrap();
         let (address, key) = link.split_once("/#").unwrap();
         let address = address.split_once("://").unwrap().1.parse().unwrap();
@@ -269,9 +276,11 @@ fn events(site: &Site, key: &str) -> BufReader<TcpStream> {
 
 /// The next event: its name and its data.
 fn next(events: &mut BufReader<TcpStream>) -> (String, Value) {
-    let mut kind = String::new();
+    let (mut kind, begun) = (String::new(), Instant::now());
     loop {
         let mut line = String::new();
+        // Comments come all the time.
+        assert!(begun.elapsed() < 2 * BOUND, "no event");
         assert!(events.read_line(&mut line).unwrap() > 0, "the stream ended");
         if let Some(name) = line.strip_prefix("event: ") {
             kind = name.trim().to_owned();
@@ -337,11 +346,11 @@ fn the_own_user_needs_no_key_at_the_socket() {
     // A file that is in the way is the user's.
     let file = scratch().join("notes");
     std::fs::write(&file, "mine").unwrap();
-    let refused = Server::bind(cluster(), &file, None);
+    let refused = Server::bind(cluster(), &file, &loopback());
     assert!(matches!(refused, Err(ServerError::Listen(..))));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
     // Another server would take its clients.
-    let second = Server::bind(cluster(), &site.socket, None);
+    let second = Server::bind(cluster(), &site.socket, &loopback());
     assert!(matches!(second, Err(ServerError::Served(_))));
 }
 
@@ -593,7 +602,7 @@ fn without_a_certificate_only_the_loopback_listens() {
         address: "192.0.2.1:0".parse().unwrap(),
         tls: None,
     };
-    let refused = Server::bind(cluster(), &scratch().join("web.sock"), Some(&listen));
+    let refused = Server::bind(cluster(), &scratch().join("web.sock"), &listen);
     assert!(matches!(refused, Err(ServerError::NoTls(_))));
 }
 
@@ -610,7 +619,7 @@ fn https_is_served_with_a_certificate() {
             address: "127.0.0.1:0".parse().unwrap(),
             tls: Some((certificate.clone(), key.clone())),
         };
-        let refused = Server::bind(cluster(), &folder.join("other.sock"), Some(&listen));
+        let refused = Server::bind(cluster(), &folder.join("other.sock"), &listen);
         assert!(matches!(
             refused,
             Err(ServerError::Pem(..) | ServerError::Tls(_))
@@ -659,4 +668,47 @@ fn certificate(folder: &Path) -> Option<(PathBuf, PathBuf)> {
     let said = String::from_utf8_lossy(&made.stderr);
     assert!(made.status.success(), "{said}");
     Some((folder.join("certificate.pem"), folder.join("key.pem")))
+}
+
+/// A page of any site can send requests to the loopback by its visitor's browser: the store takes
+/// none of these.
+#[test]
+fn a_store_takes_nothing_of_a_browser() {
+    let store = Arc::new(Embedded::in_memory().unwrap());
+    let gateway = Gateway::bind(store.clone(), loopback().address, None).unwrap();
+    let address = gateway.address().unwrap();
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        gateway
+            .run(async {
+                let _ = ended.await;
+            })
+            .unwrap();
+    });
+    // The key "k" with the value "v".
+    let body = r#"{"success": [{"request_put": {"key": "aw==", "value": "dg=="}}]}"#;
+    let put = |headers: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let length = body.len();
+        let request = format!(
+            "POST /v3/kv/txn HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\
+             Content-Length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    let json = "Content-Type: application/json\r\n";
+    assert_eq!(put("Content-Type: text/plain\r\n"), "403");
+    assert_eq!(put(""), "403");
+    assert_eq!(
+        put(&format!("{json}Origin: http://site.example\r\n")),
+        "403"
+    );
+    assert_eq!(store.get("k").unwrap(), None);
+    assert_eq!(put(json), "200");
+    assert_eq!(store.get("k").unwrap().unwrap().value, b"v");
+    drop(end);
+    thread.join().unwrap();
 }

@@ -26,15 +26,13 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         address: args.listen,
         tls,
     };
-    let server = Server::bind(cluster, &path, Some(&listen))?;
+    let server = Server::bind(cluster, &path, &listen)?;
     eprintln!(
         "weft: serves the cluster {name}, at {} without a key; this link has one that is good as \
          long as this command runs:",
         path.display()
     );
-    if let Some(link) = server.link() {
-        println!("{link}");
-    }
+    println!("{}", server.link()?);
     server.run(std::future::pending())?;
     Ok(())
 }
