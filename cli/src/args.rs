@@ -33,7 +33,7 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show the same all the time, on a terminal, and act on hosts by keys
+    /// Show this host's cluster on a terminal, renewed every second, and cordon or drain hosts
     Top,
     /// Lend this host, or list hosts that lend
     Node {
@@ -287,7 +287,7 @@ pub enum ClusterCommand {
     },
     /// Show what the cluster did and saw: starts, waits, moves, ends, hosts that come and go
     Log {
-        /// Go on, until this command is ended
+        /// Print new records as they come, until this command is ended
         #[arg(long, short)]
         follow: bool,
         /// Print JSON, a record a line
@@ -384,7 +384,7 @@ pub enum AccessCommand {
         #[arg(long)]
         json: bool,
     },
-    /// End a key: who has it is refused within seconds
+    /// End a key: clients with it are refused within seconds
     End {
         /// Its name
         name: String,

@@ -55,7 +55,7 @@ pub enum Act {
     HandsOff(bool),
 }
 
-/// What keys are for now.
+/// How the next key is taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Mode {
     Commands,

@@ -130,7 +130,8 @@ pub enum VmCommand {
         /// The most guest memory that the node may fill [default: 1G]
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         memory: Option<u64>,
-        /// Also if a cluster placed the machine, which then counts its parts where they were
+        /// Change a machine that a cluster placed, too: the cluster goes on counting its parts
+        /// where it put them
         #[arg(long)]
         by_hand: bool,
         /// Print JSON
@@ -149,7 +150,8 @@ pub enum VmCommand {
         /// The node's number, as `weft vm top` shows it
         #[arg(value_name = "NODE")]
         node: usize,
-        /// Also if a cluster placed the machine, which then counts its parts where they were
+        /// Change a machine that a cluster placed, too: the cluster goes on counting its parts
+        /// where it put them
         #[arg(long)]
         by_hand: bool,
         /// Print JSON
@@ -506,7 +508,8 @@ pub struct MigrationArgs {
     /// Put everything back if the pages have not moved by then, 0.1 to 3600
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: Option<Duration>,
-    /// Also if a cluster placed the machine, which then counts its parts where they were
+    /// Change a machine that a cluster placed, too: the cluster goes on counting its parts
+    /// where it put them
     #[arg(long)]
     pub by_hand: bool,
     /// Print JSON

@@ -158,8 +158,14 @@ fn events(site: &mut Site<'_>) -> Result<()> {
     let (status, said) = served.ask(served.key(), "POST", "/v1/hosts/beta/drain")?;
     ensure!(status == 200, "{status}: {said}");
     let (mut drained, mut logged) = (false, false);
+    let begun = Instant::now();
     for line in BufReader::new(stream).lines() {
         let line = line?;
+        // Comments come all the time.
+        ensure!(
+            begun.elapsed() < SOON,
+            "drained: {drained}, logged: {logged}"
+        );
         if let Some(data) = line.strip_prefix("data: ") {
             let event: Value = serde_json::from_str(data)?;
             drained |= beta(&event) == "drained";
