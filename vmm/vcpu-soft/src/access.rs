@@ -235,10 +235,10 @@ impl Cpu {
         Ok(())
     }
 
-    /// Has `work` change the `SIZE` bytes (8 at most) of an access that crosses
-    /// pages, in a copy: both pages are held for writing from before the bytes
-    /// are read until they are written back. `None`, and nothing done, where one
-    /// is a device's.
+    /// Has `work` change the `SIZE` bytes (8 at most) of an access that may cross
+    /// pages, in a copy: the pages are held for writing from before the bytes are
+    /// read until they are written back. `None`, and nothing done, where one is a
+    /// device's.
     pub fn change_across<const SIZE: usize, T>(
         &mut self,
         address: u64,
@@ -553,6 +553,15 @@ fn touch(need: Need) -> Touch {
 #[inline(always)]
 pub fn crosses(address: u64, size: usize) -> bool {
     (address & (PAGE_SIZE - 1)) + size as u64 > PAGE_SIZE
+}
+
+/// Bytes of a cache line, of every x86-64 processor.
+const LINE_SIZE: u64 = 64;
+
+/// Whether an access touches two cache lines, and maybe two pages.
+#[inline(always)]
+pub fn splits_line(address: u64, size: usize) -> bool {
+    (address & (LINE_SIZE - 1)) + size as u64 > LINE_SIZE
 }
 
 /// Whether bits 63 to 47 are all the same.

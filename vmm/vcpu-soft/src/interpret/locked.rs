@@ -1,15 +1,18 @@
 //! LOCK: instructions that are atomic towards other vCPUs.
 //!
-//! Within a page they are the host's own locked instructions on the guest's
-//! memory. Across pages, which may be anywhere in the host, all other vCPUs are
-//! kept outside meanwhile, and both pages are held for writing, which keeps other
-//! nodes away; devices are not.
+//! Within a cache line they are the host's own locked instructions on the guest's
+//! memory. Across lines, and across pages, which may be anywhere in the host, all
+//! other vCPUs are kept outside meanwhile, and the pages are held for writing,
+//! which keeps other nodes away; devices are not. The host's own instruction would
+//! do within a page, but a split lock stops all processors of the host, so kernels
+//! and hypervisors throttle it to some hundred a second, or kill the process that
+//! makes one (Linux, Documentation/arch/x86/buslock.rst).
 
 use iced_x86::Mnemonic;
 
 use super::arithmetic;
 use super::select::{Operands, Shape, sized};
-use crate::access::crosses;
+use crate::access::splits_line;
 use crate::cpu::{Cpu, Fault, Faulted, register};
 use crate::flags;
 use crate::op::{Handler, Op, Outcome};
@@ -24,6 +27,9 @@ impl Cpu {
         address: u64,
         work: impl Fn(*mut u8) -> T,
     ) -> Result<T, Faulted> {
+        if splits_line(address, SIZE) {
+            return self.locked_slow::<SIZE, T>(address, work);
+        }
         match self.pointer::<SIZE>(address)? {
             Some(pointer) => Ok(work(pointer)),
             None => self.locked_slow::<SIZE, T>(address, work),
@@ -36,7 +42,7 @@ impl Cpu {
         address: u64,
         work: impl Fn(*mut u8) -> T,
     ) -> Result<T, Faulted> {
-        if !crosses(address, SIZE) {
+        if !splits_line(address, SIZE) {
             // A device's register.
             return self.on_copy::<SIZE, T>(address, work);
         }
@@ -156,10 +162,14 @@ extern "C" fn compare_exchange_pair<const WIDE: bool>(cpu: &mut Cpu, op: &Op) ->
         part(cpu.registers[register::RBX]),
         part(cpu.registers[register::RCX]),
     );
-    let pointer = attempt!(cpu, cpu.pointer_slow(address, size, Need::Write));
+    let pointer = if splits_line(address, size) {
+        None
+    } else {
+        attempt!(cpu, cpu.pointer_slow(address, size, Need::Write))
+    };
     let (low, high, equal) = match pointer {
-        // SAFETY: the page is held for writing, all bytes are on it, and 16 are
-        // aligned.
+        // SAFETY: the page is held for writing, all bytes are on one line of it, and
+        // 16 are aligned.
         Some(pointer) => unsafe {
             arithmetic::compare_exchange_pair::<WIDE>(pointer, expected, new)
         },
