@@ -21,7 +21,8 @@
 //!      (the last State)     ──▶    HomeTaken | HomeFailed
 //!      (LetGo)              ──▶    HomeRuns | HomeFailed  the slice has ended
 //!      (GiveUp)             ──▶    HomeFailed             the process has ended
-//!                           ◀──    Said, Ended, Leaving   at any time after Start
+//!                           ◀──    Said, Ended, Leaving,  at any time after Start
+//!                                WantedBack
 //! ```
 //!
 //! Every request but `Kick` and a `Home` that is no last part, or waits or announces, has
@@ -196,8 +197,10 @@ pub enum DaemonReply {
         /// As it does when its links close.
         clean: bool,
     },
-    /// The host wants its memory back: leave it soon.
+    /// The daemon ends: leave the host soon.
     Leaving,
+    /// The host's owner wants the memory back: leave the host if that is possible.
+    WantedBack,
     /// The process that can take node 0's part is ready.
     HomeReady { request: u64 },
     /// It has taken the machine's state.

@@ -53,6 +53,8 @@ pub struct Host {
     pub draining: bool,
     /// When the host leaves the cluster, if that is known.
     pub deadline: Option<Duration>,
+    /// Memory that aggregates have here and the owner wants back, MiB.
+    pub wanted_back_mib: u64,
 }
 
 impl Host {
@@ -69,6 +71,7 @@ impl Host {
             cordoned: false,
             draining: false,
             deadline: None,
+            wanted_back_mib: 0,
         }
     }
 
@@ -87,7 +90,7 @@ impl Host {
 
     /// Whether something new may come here.
     pub fn takes_more(&self, now: Duration, notice: Duration) -> bool {
-        !self.cordoned && self.must_leave(now, notice).is_none()
+        !self.cordoned && self.wanted_back_mib == 0 && self.must_leave(now, notice).is_none()
     }
 }
 
@@ -98,6 +101,8 @@ pub enum Leave {
     Sick(Box<str>),
     /// The host leaves after this time.
     Deadline(Duration),
+    /// Some of them: the owner wants this much memory back, in MiB.
+    WantedBack(u64),
 }
 
 impl fmt::Display for Leave {
@@ -106,6 +111,7 @@ impl fmt::Display for Leave {
             Leave::Draining => write!(f, "is drained"),
             Leave::Sick(reason) => write!(f, "is expected to fail ({reason})"),
             Leave::Deadline(left) => write!(f, "leaves the cluster in {} s", left.as_secs()),
+            Leave::WantedBack(mib) => write!(f, "lends {mib} MiB less than is used there"),
         }
     }
 }

@@ -208,6 +208,10 @@ impl Inventory {
         (host.cordoned, host.draining) = (cordoned, draining);
     }
 
+    pub fn set_wanted_back(&mut self, id: HostId, mib: u64) {
+        self.entry_mut(id).host.wanted_back_mib = mib;
+    }
+
     pub fn set_deadline(&mut self, id: HostId, deadline: Option<Duration>) {
         self.entry_mut(id).host.deadline = deadline;
     }

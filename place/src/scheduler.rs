@@ -79,6 +79,9 @@ pub enum Event {
     Deadline(HostId, Option<Duration>),
     /// A host lends more or less than before.
     Capacity(HostId, Room),
+    /// The owner of a host wants this much of the memory back that aggregates have there, in
+    /// MiB. 0: nothing.
+    WantedBack(HostId, u64),
     /// Aggregates run that this scheduler did not start: an earlier one did. All at once, so
     /// that nothing is decided before all of them are known.
     Adopted(Vec<Adopted>),
@@ -116,6 +119,9 @@ pub struct Scheduler {
     later: BTreeSet<(Duration, HostId)>,
     /// Hosts that all must leave.
     leaving: BTreeSet<HostId>,
+    /// Hosts whose owners want memory back, and until when nothing more leaves them: what has
+    /// just left may still be counted.
+    wanted_back: BTreeMap<HostId, Duration>,
     /// Hosts whose deadline was said to be too near.
     too_late: BTreeSet<HostId>,
     /// Aggregates whose forced move has failed, and until when none is tried again.
@@ -152,6 +158,7 @@ impl Scheduler {
             postponed: BTreeMap::new(),
             later: BTreeSet::new(),
             leaving: BTreeSet::new(),
+            wanted_back: BTreeMap::new(),
             too_late: BTreeSet::new(),
             retry: BTreeMap::new(),
             stuck: BTreeSet::new(),
@@ -196,6 +203,7 @@ impl Scheduler {
         let newest = self.take_in(now, event, &mut decisions)?;
         self.wake(now);
         self.leave_hosts(now, &mut decisions);
+        self.give_back(now, &mut decisions);
         self.improve(now, &mut decisions);
         self.start_waiting(now, newest, &mut decisions);
         Ok(decisions)
@@ -250,6 +258,10 @@ impl Scheduler {
                 if self.cluster.set_capacity(id, capacity) {
                     self.got_room([id]);
                 }
+            }
+            Event::WantedBack(id, mib) => {
+                self.known(id)?;
+                self.want_back(now, id, mib);
             }
             Event::Adopted(adopted) => self.adopt_all(now, adopted)?,
             Event::Requested(request) => return Ok(self.requested(request, decisions)),
@@ -344,6 +356,9 @@ impl Scheduler {
             MoveResult::Failed => self.try_later(now, &moving),
         }
         self.forget_move(id);
+        for transfer in &moving.transfers {
+            self.pause_wanted_back(now, transfer.from);
+        }
         let freed = self.cluster.end_move(id, done, now);
         self.got_room(freed);
         let aggregate = self.cluster.aggregate(id).expect("it runs");
@@ -417,6 +432,7 @@ impl Scheduler {
         self.freed.remove(&id);
         self.postponed.remove(&id);
         self.leaving.remove(&id);
+        self.wanted_back.remove(&id);
         self.too_late.remove(&id);
         self.later.retain(|&(_, later)| later != id);
         self.stuck.retain(|&(_, stuck)| stuck != id);
@@ -429,6 +445,7 @@ impl Scheduler {
         let may_take = host.takes_more(now, self.limits.notice);
         let leave = host.must_leave(now, self.limits.notice).is_some();
         let deadline = host.deadline;
+        let host_is_kept = host.wanted_back_mib == 0;
         if may_take && !self.cluster.is_listed(id) {
             self.got_room([id]);
         }
@@ -438,7 +455,9 @@ impl Scheduler {
         } else {
             self.leaving.remove(&id);
             self.too_late.remove(&id);
-            self.stuck.retain(|&(_, stuck)| stuck != id);
+            if host_is_kept {
+                self.stuck.retain(|&(_, stuck)| stuck != id);
+            }
             if let Some(deadline) = deadline {
                 self.later
                     .insert((deadline.saturating_sub(self.limits.notice), id));

@@ -3,11 +3,15 @@
 //! A slice may hold more than its budget ([`bound_bytes`]), and counts with all that it
 //! may hold: so slices together never hold more than the limit.
 //!
-//! Invariants: `used_pages <= limit_pages`; `used_pages` is the sum of what the
+//! The limit may be lowered below what is lent. Then nothing more is lent, and slices that
+//! can leave are asked to, no more of them than needed.
+//!
+//! Invariants: no reservation is made past the limit; `used_pages` is the sum of what the
 //! reservations may hold; a slot belongs to at most one reservation; a reservation gives
 //! back exactly what it took, when dropped.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use crate::options::MEMORY_BYTES_MIN;
 use crate::size::{PAGE_BYTES, format_bytes, format_pages};
@@ -44,7 +48,46 @@ pub struct Budget {
 struct State {
     limit_pages: u64,
     used_pages: u64,
-    slots: Vec<bool>,
+    slots: Vec<Option<Slot>>,
+}
+
+/// What a slice takes of the limit.
+struct Slot {
+    pages: u64,
+    /// Whether it leaves when it is asked to: it is a program's, and runs.
+    can_leave: bool,
+    /// When it was asked.
+    asked: Option<Instant>,
+}
+
+/// How long a slice that was asked to leave counts as good as gone. Then others are asked.
+const LEAVES_WITHIN: Duration = Duration::from_secs(30);
+
+impl State {
+    /// What is lent beyond the limit, without those that were asked to leave.
+    fn wanted_back(&self, now: Instant) -> u64 {
+        let asked = |slot: &&Slot| slot.asked.is_some_and(|at| now < at + LEAVES_WITHIN);
+        let leaving = self.slots.iter().flatten().filter(asked);
+        let leaving: u64 = leaving.map(|slot| slot.pages).sum();
+        self.used_pages.saturating_sub(self.limit_pages + leaving)
+    }
+
+    /// The slot that should leave: of those that suffice the smallest, else the largest.
+    fn next_to_leave(&self, now: Instant) -> Option<usize> {
+        let wanted = self.wanted_back(now);
+        if wanted == 0 {
+            return None;
+        }
+        let slots = self.slots.iter().enumerate();
+        let open = slots.filter_map(|(number, slot)| {
+            let slot = slot.as_ref()?;
+            let may = slot.can_leave && slot.asked.is_none_or(|at| now >= at + LEAVES_WITHIN);
+            may.then_some((slot.pages, number))
+        });
+        let (sufficient, less): (Vec<_>, Vec<_>) = open.partition(|&(pages, _)| pages >= wanted);
+        let next = sufficient.into_iter().min().or(less.into_iter().max());
+        next.map(|(_, number)| number)
+    }
 }
 
 /// Part of the budget, held by one slice.
@@ -73,7 +116,7 @@ impl Budget {
             state: Mutex::new(State {
                 limit_pages,
                 used_pages: 0,
-                slots: vec![false; slots as usize],
+                slots: (0..slots).map(|_| None).collect(),
             }),
         })
     }
@@ -88,12 +131,28 @@ impl Budget {
     /// Pages that all slices may hold at most, and those of them that no slice may hold now.
     pub fn pages(&self) -> (u64, u64) {
         let state = self.lock();
-        (state.limit_pages, state.limit_pages - state.used_pages)
+        let free = state.limit_pages.saturating_sub(state.used_pages);
+        (state.limit_pages, free)
+    }
+
+    /// Pages that slices may hold now, those beyond the limit included.
+    pub fn used_pages(&self) -> u64 {
+        self.lock().used_pages
+    }
+
+    /// Lends more or less than before. What is lent stays lent until its slice leaves.
+    pub fn set_limit(&self, pages: u64) {
+        self.lock().limit_pages = pages;
+    }
+
+    /// Pages that are lent beyond the limit, without those that were asked for.
+    pub fn wanted_back(&self, now: Instant) -> u64 {
+        self.lock().wanted_back(now)
     }
 
     /// Slices running now.
     pub fn slots_used(&self) -> u32 {
-        self.lock().slots.iter().filter(|used| **used).count() as u32
+        self.lock().slots.iter().flatten().count() as u32
     }
 
     /// Reserves `wanted` pages, or half of what can be lent when the borrower leaves
@@ -101,7 +160,7 @@ impl Budget {
     pub fn reserve(self: &Arc<Budget>, wanted: Option<u64>) -> Result<Reservation, NoRoom> {
         let minimum = MEMORY_BYTES_MIN / PAGE_BYTES;
         let mut state = self.lock();
-        let free_pages = lendable_pages(state.limit_pages - state.used_pages);
+        let free_pages = lendable_pages(state.limit_pages.saturating_sub(state.used_pages));
         let pages = wanted.unwrap_or((free_pages / 2).max(minimum));
         let refuse = |why: String| NoRoom {
             asked_pages: pages,
@@ -121,14 +180,19 @@ impl Budget {
                 format_bytes(OVERHEAD_BYTES)
             )));
         }
-        let Some(slot) = state.slots.iter().position(|used| !used) else {
+        let Some(slot) = state.slots.iter().position(Option::is_none) else {
             return Err(refuse(format!(
                 "all its {} slices are in use",
                 state.slots.len()
             )));
         };
-        state.slots[slot] = true;
-        state.used_pages += bound_pages(pages);
+        let bound = bound_pages(pages);
+        state.slots[slot] = Some(Slot {
+            pages: bound,
+            can_leave: false,
+            asked: None,
+        });
+        state.used_pages += bound;
         Ok(Reservation {
             budget: self.clone(),
             pages,
@@ -137,11 +201,35 @@ impl Budget {
     }
 }
 
+impl Reservation {
+    /// Its slice leaves when it is asked to, from now on, or not.
+    pub fn set_can_leave(&self, can_leave: bool) {
+        let mut state = self.budget.lock();
+        if let Some(slot) = &mut state.slots[self.slot as usize] {
+            slot.can_leave = can_leave;
+        }
+    }
+
+    /// Whether its slice is to be asked to leave now. It counts as asked then.
+    pub fn is_wanted_back(&self, now: Instant) -> bool {
+        let mut state = self.budget.lock();
+        let own = self.slot as usize;
+        if state.next_to_leave(now) != Some(own) {
+            return false;
+        }
+        if let Some(slot) = &mut state.slots[own] {
+            slot.asked = Some(now);
+        }
+        true
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
-        state.slots[self.slot as usize] = false;
-        state.used_pages -= bound_pages(self.pages);
+        if let Some(slot) = state.slots[self.slot as usize].take() {
+            state.used_pages -= slot.pages;
+        }
     }
 }
 
@@ -193,6 +281,40 @@ mod tests {
         }
         assert_eq!(lendable_pages(0), 0);
         assert_eq!(lendable_pages(OVERHEAD_PAGES - 1), 0);
+    }
+
+    #[test]
+    fn no_more_than_needed_is_wanted_back() {
+        let now = Instant::now();
+        let budget = Budget::new(1 << 20, 4);
+        let [small, middle, large, machine] =
+            [1000, 2000, 3000, 9000].map(|pages| budget.reserve(Some(pages)).unwrap());
+        for program in [&small, &middle, &large] {
+            program.set_can_leave(true);
+        }
+        let all = [&small, &middle, &large, &machine];
+        let asked = |now| all.map(|slice| slice.is_wanted_back(now));
+        assert_eq!(asked(now), [false; 4]);
+        let used = budget.used_pages();
+        budget.set_limit(used - bound_pages(1500));
+        assert_eq!(budget.pages(), (used - bound_pages(1500), 0));
+        assert!(budget.reserve(Some(256)).is_err());
+        // The smallest that suffices, once.
+        assert_eq!(asked(now), [false, true, false, false]);
+        assert_eq!(asked(now), [false; 4]);
+        assert_eq!(budget.wanted_back(now), 0);
+        // It has not left in time: it and the next one are asked, and no machine ever.
+        let later = now + LEAVES_WITHIN;
+        budget.set_limit(used - bound_pages(2000) - bound_pages(3000));
+        assert_eq!(asked(later), [false, false, true, false]);
+        assert_eq!(asked(later), [false, true, false, false]);
+        assert_eq!(asked(later), [false; 4]);
+        budget.set_limit(0);
+        assert_eq!(asked(later), [true, false, false, false]);
+        assert_eq!(asked(later), [false; 4]);
+        assert_eq!(budget.wanted_back(later), bound_pages(9000));
+        drop(large);
+        assert_eq!(budget.used_pages(), used - bound_pages(3000));
     }
 
     #[test]

@@ -208,6 +208,12 @@ impl<'a> Session<'a> {
         if let Some(slice) = &mut self.slice {
             slice.look_at_memory();
             slice.forget_late_links();
+            let reserved = self.reserved.as_ref();
+            if reserved.is_some_and(|reserved| reserved.reservation.is_wanted_back(Instant::now()))
+            {
+                self.say("its memory is wanted back: asking it to leave");
+                self.send(&DaemonReply::WantedBack)?;
+            }
         }
         if self.slice.is_none() && self.last_request.elapsed() > IDLE_BOUND {
             return Ok(ControlFlow::Break(()));
@@ -474,6 +480,7 @@ impl<'a> Session<'a> {
         let reserved = self.reserved.as_mut().ok_or(RequestError::NotReserved)?;
         let slice = LentSlice::start(start, self.daemon, self.peer, reserved)?;
         let (pid, node) = (slice.process().pid() as u32, reserved.node);
+        reserved.reservation.set_can_leave(!slice.is_machines());
         let aggregate = slice.aggregate();
         self.slice = Some(slice);
         self.say(&format!("slice {pid} runs as node {node}{aggregate}"));
@@ -503,6 +510,9 @@ impl<'a> Session<'a> {
         if let Some((why, clean)) = end {
             self.say(&why);
             self.slice = None;
+            if let Some(reserved) = &self.reserved {
+                reserved.reservation.set_can_leave(false);
+            }
             self.send(&DaemonReply::Ended { why, clean })?;
         }
         Ok(())

@@ -60,8 +60,10 @@ pub enum NodeEvent {
     },
     /// Its host cannot be reached any more.
     Unreachable(String),
-    /// Its host wants its memory back.
+    /// Its daemon ends.
     Leaving,
+    /// Its host's owner wants the memory back.
+    WantedBack,
     /// Its daemon expects the links to a node that joins, or says why it does not.
     Expects(Result<(), String>),
     /// Where node 0's part of its machine is; or why it does not come.
@@ -152,6 +154,7 @@ impl<W: Workload> Node<W> {
             NodeEvent::Ended { why, clean } => self.cause.ended(why.clone(), *clean),
             NodeEvent::Unreachable(why) => self.cause.ended(why.clone(), false),
             NodeEvent::Leaving
+            | NodeEvent::WantedBack
             | NodeEvent::Ready
             | NodeEvent::Expects(_)
             | NodeEvent::Home { .. } => {}
@@ -271,6 +274,7 @@ impl From<remote::RemoteEvent> for NodeEvent {
             remote::RemoteEvent::Said(text) => NodeEvent::Said(text),
             remote::RemoteEvent::Ended { why, clean } => NodeEvent::Ended { why, clean },
             remote::RemoteEvent::Leaving => NodeEvent::Leaving,
+            remote::RemoteEvent::WantedBack => NodeEvent::WantedBack,
             remote::RemoteEvent::Expects(answer) => NodeEvent::Expects(answer),
             remote::RemoteEvent::Home { request, outcome } => NodeEvent::Home { request, outcome },
         }

@@ -31,8 +31,10 @@ pub enum RemoteEvent {
         /// As it does when its links close.
         clean: bool,
     },
-    /// Its host wants its memory back.
+    /// Its daemon ends.
     Leaving,
+    /// Its host's owner wants the memory back.
+    WantedBack,
     /// Its daemon expects all links of which it was told, or says why it does not.
     Expects(Result<(), String>),
     /// The reply to a step of the move of node 0's part: where that is, or why it does not
@@ -166,6 +168,7 @@ impl RemoteSlice {
             // It was inherited.
             DaemonReply::Started { pid } if self.pid.is_none() => self.pid = Some(pid),
             DaemonReply::Leaving => events.push(RemoteEvent::Leaving),
+            DaemonReply::WantedBack => events.push(RemoteEvent::WantedBack),
             DaemonReply::HomeReady { request } => {
                 events.push(home(request, Ok(HomePlace::Ready)));
             }

@@ -20,6 +20,7 @@ enum Happening {
     Deadline(u32, Option<u64>),
     Sick(u32, bool),
     Capacity(u32, u32),
+    WantedBack(u32, u64),
     Leave(u32),
     Join(u32),
     Pass,
@@ -45,6 +46,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0..6_u32, any::<bool>()).prop_map(|(host, sick)| Happening::Sick(host, sick)),
         1 => (0..6_u32, 1..=12_u32)
             .prop_map(|(host, cores)| Happening::Capacity(host, cores)),
+        1 => (0..6_u32, prop_oneof![Just(0), 1..=24_u64])
+            .prop_map(|(host, gib)| Happening::WantedBack(host, gib)),
         1 => (0..6_u32).prop_map(Happening::Leave),
         1 => (0..6_u32).prop_map(Happening::Join),
         2 => Just(Happening::Pass),
@@ -283,6 +286,7 @@ fn run(policy: Box<dyn Policy>, limits: Limits, happenings: Vec<Happening>) {
                 }
                 Event::Capacity(HostId(id), wanted)
             }
+            Happening::WantedBack(id, gib) => Event::WantedBack(HostId(id), gib * GIB),
             Happening::Sick(id, true) => Event::HostHealth(HostId(id), Health::Sick("x".into())),
             Happening::Sick(id, false) => Event::HostHealth(HostId(id), Health::Well),
             Happening::Pass => Event::Passed,
@@ -290,7 +294,7 @@ fn run(policy: Box<dyn Policy>, limits: Limits, happenings: Vec<Happening>) {
         let of_host = match &event {
             Event::Cordoned { host, .. } => Some(*host),
             Event::Deadline(host, _) | Event::HostHealth(host, _) => Some(*host),
-            Event::Capacity(host, _) => Some(*host),
+            Event::Capacity(host, _) | Event::WantedBack(host, _) => Some(*host),
             _ => None,
         };
         let known = of_host.is_none_or(|host| account.hosts.contains_key(&host.0));
@@ -330,6 +334,7 @@ fn finish(mut s: Scheduler, mut account: Account, mut now: u64) {
             },
             Event::Deadline(id, None),
             Event::HostHealth(id, Health::Well),
+            Event::WantedBack(id, 0),
         ] {
             account.take(&s.step(at(now), event).unwrap());
         }

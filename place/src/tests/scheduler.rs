@@ -150,6 +150,49 @@ fn a_deadline_is_heeded_in_time() {
 }
 
 #[test]
+fn an_owner_gets_memory_back_and_no_more_than_that() {
+    let limits = Limits {
+        hold: Duration::from_secs(10),
+        ..Limits::default()
+    };
+    let mut s = Scheduler::new(fewest(), Costs::default(), limits);
+    for number in 0..2 {
+        step(&mut s, 0, Event::HostJoined(host(number, 8)));
+    }
+    for (id, cores) in [(1, 1), (2, 2), (3, 4)] {
+        step(&mut s, 20, Event::Requested(request(id, cores)));
+        assert_eq!(cores_of(&s, id), [(0, cores)]);
+    }
+    // 8 GiB suffice: the smallest part that has as much.
+    let wanted = Event::WantedBack(HostId(0), 6 * GIB);
+    let decisions = s.step(at(40), wanted.clone()).unwrap();
+    assert_eq!(
+        decisions[0].explain(s.cluster()),
+        "vm2 moves 2 cores and 8192 MiB from node0 to node1 within 10.0 s: node0 lends 6144 MiB \
+         less than is used there."
+    );
+    // It is counted there until the host has said what it has now.
+    assert_eq!(s.step(at(41), wanted.clone()).unwrap(), []);
+    settle(&mut s, at(60), decisions);
+    assert_eq!(s.step(at(61), wanted.clone()).unwrap(), []);
+    step(&mut s, 62, Event::Requested(request(4, 1)));
+    assert_eq!(cores_of(&s, 4), [(1, 1)], "nothing new comes to node0");
+    // Still wanted: then more has to leave.
+    let decisions = s.step(at(70), Event::Passed).unwrap();
+    assert!(
+        matches!(
+            &decisions[..],
+            [Decision::Stuck { .. } | Decision::Move { .. }, ..]
+        ),
+        "{decisions:?}"
+    );
+    settle(&mut s, at(90), decisions);
+    step(&mut s, 91, Event::WantedBack(HostId(0), 0));
+    step(&mut s, 92, Event::Requested(request(5, 2)));
+    assert_eq!(cores_of(&s, 5), [(0, 2)], "node0 takes new work again");
+}
+
+#[test]
 fn a_lost_host_is_named_by_all_it_had() {
     let mut s = cluster(fewest(), &[2, 2, 4]);
     step(&mut s, 1, Event::Requested(request(1, 4)));

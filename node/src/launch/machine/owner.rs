@@ -217,6 +217,8 @@ impl<'a> Machine<'a> {
             // Home says so, with what was lost.
             NodeEvent::Ended { .. }
             | NodeEvent::Ready
+            // Asked of programs alone.
+            | NodeEvent::WantedBack
             | NodeEvent::Expects(_)
             | NodeEvent::Home { .. } => {}
             NodeEvent::Leaving => {

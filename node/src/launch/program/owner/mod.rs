@@ -303,7 +303,12 @@ impl<'a> aggregate::AggregateOwner<'a> for Owner<'a> {
     }
 
     fn hear_node(&mut self, index: usize) {
-        let leaves = self.aggregate.listen(index).contains(&NodeEvent::Leaving);
+        let events = self.aggregate.listen(index);
+        let why = events.iter().find_map(|event| match event {
+            NodeEvent::Leaving => Some("is about to stop"),
+            NodeEvent::WantedBack => Some("is wanted back by its owner"),
+            _ => None,
+        });
         let node = &self.aggregate.nodes[index];
         if node.state != NodeState::Running {
             return;
@@ -311,11 +316,9 @@ impl<'a> aggregate::AggregateOwner<'a> for Owner<'a> {
         let number = node.number;
         if node.cause.has_ended() {
             self.slice_gone(number);
-        } else if leaves {
+        } else if let Some(why) = why {
             let name = self.aggregate.name(number);
-            self.tell(&format!(
-                "node {name} is about to stop: bringing its pages elsewhere"
-            ));
+            self.tell(&format!("node {name} {why}: bringing its pages elsewhere"));
             self.shrink(number, None);
         }
     }
