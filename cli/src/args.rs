@@ -204,6 +204,27 @@ pub enum NodeCommand {
         #[arg(long, value_name = "N")]
         slices: Option<u32>,
     },
+    /// Change what this host lends while its daemon runs, or show it
+    ///
+    /// What is lent beyond that has to leave: slices of programs are asked to, the cluster moves
+    /// parts of its machines to other hosts, and the command waits. Nothing is ended. It holds
+    /// until the daemon ends; `memory` and `keep_free` in node.toml hold from its next start on.
+    Lend {
+        /// Maximum memory of all slices together
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        memory: Option<u64>,
+        /// Memory of this host that stays free for its owner: while less is free, this host
+        /// lends less; 0: none
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        keep_free: Option<u64>,
+        /// How long to wait until what is too much has left; then the exit code is 1 [default:
+        /// until it has]
+        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+        wait: Option<Duration>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Keep new work of the cluster away from a host
     Cordon {
         /// Its name in the cluster [default: this host]
@@ -218,6 +239,22 @@ pub enum NodeCommand {
         /// Its name in the cluster [default: this host]
         host: Option<String>,
         /// How long to wait; then the exit code is 1, and the host is still drained [default:
+        /// until nothing is there]
+        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+        wait: Option<Duration>,
+    },
+    /// Have all work of the cluster leave a host that is expected to fail, and wait until it has
+    ///
+    /// As `drain`, for people and scripts that know why. A host whose kernel counts memory
+    /// errors, machine checks or file system errors, or that is silent three times within ten
+    /// minutes, is left without this command. `weft node uncordon` ends it.
+    Evacuate {
+        /// Its name in the cluster [default: this host]
+        host: Option<String>,
+        /// Why it is expected to fail: a phrase, such as "its fan stands still"
+        #[arg(long, value_name = "TEXT")]
+        why: String,
+        /// How long to wait; then the exit code is 1, and the host is still left [default:
         /// until nothing is there]
         #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
         wait: Option<Duration>,

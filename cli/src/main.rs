@@ -8,6 +8,7 @@ mod age;
 mod args;
 mod cluster;
 mod doctor;
+mod lend;
 mod manual;
 mod node;
 mod run;

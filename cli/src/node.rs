@@ -7,11 +7,13 @@ use serde::Serialize;
 use weft_node::config::{self, Config, May, Peer};
 use weft_node::daemon::{Daemon, DaemonOptions};
 use weft_node::host;
+use weft_node::lending::LendRequest;
 use weft_node::protocol::NodeStatus;
 use weft_node::remote::{Connection, Identity};
 use weft_node::size::format_bytes;
 
 use crate::args::NodeCommand;
+use crate::lend;
 use crate::table::{self, Align};
 use crate::work;
 
@@ -35,8 +37,21 @@ pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
             slices,
             ..DaemonOptions::default()
         }),
+        NodeCommand::Lend {
+            memory,
+            keep_free,
+            wait,
+            json,
+        } => {
+            let request = LendRequest {
+                memory_bytes: memory,
+                keep_free_bytes: keep_free,
+            };
+            lend::run(&request, wait, json)
+        }
         NodeCommand::Cordon { host } => work::cordon(host),
         NodeCommand::Drain { host, wait } => work::drain(host, wait),
+        NodeCommand::Evacuate { host, why, wait } => work::evacuate(host, &why, wait),
         NodeCommand::Uncordon { host } => work::uncordon(host),
         NodeCommand::List { hosts, json } => list(&hosts, json),
     }

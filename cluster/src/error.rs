@@ -48,6 +48,8 @@ pub enum ClusterError {
          {WORK_HOSTS_MAX} hosts, and a priority up to {PRIORITY_MAX}"
     )]
     BadRequest(String),
+    #[error("the reason is empty, longer than {0} characters, or has a control character")]
+    Trouble(usize),
     #[error("an access key is good for {} days at most", .0.as_secs() / 86400)]
     AccessLife(Duration),
     #[error("an access key called {0} exists already: choose another name, or end that one")]

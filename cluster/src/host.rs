@@ -70,6 +70,12 @@ pub struct HostReport {
     /// What it lends, and what of that is in use.
     pub lends_bytes: u64,
     pub lent_bytes: u64,
+    /// What machines have of it and the host's owner wants back.
+    #[serde(default)]
+    pub wanted_back_bytes: u64,
+    /// Why it is expected to fail, by the errors that its kernel counted: a phrase.
+    #[serde(default)]
+    pub trouble: Option<String>,
     pub slices: u32,
     pub free_bytes: u64,
     /// Processes that ran or wanted to, in the mean of the last minute.
@@ -91,7 +97,32 @@ pub struct Member {
     pub record: HostRecord,
     pub report: Option<HostReport>,
     pub cordon: Cordon,
+    /// Why an operator expects it to fail: a phrase.
+    pub said_to_fail: Option<String>,
     pub revision: u64,
+}
+
+impl Member {
+    /// Why it is expected to fail, by an operator, else by itself.
+    pub fn trouble(&self) -> Option<&str> {
+        let report = self.report.as_ref();
+        let own = report.and_then(|report| report.trouble.as_deref());
+        self.said_to_fail.as_deref().or(own)
+    }
+}
+
+/// Longest reason for an evacuation, in characters.
+const TROUBLE_MAX: usize = 200;
+
+/// A phrase for a log and a terminal.
+pub(crate) fn check_trouble(why: &str) -> Result<&str, ClusterError> {
+    let why = why.trim().trim_end_matches('.');
+    let fine =
+        !why.is_empty() && why.chars().count() <= TROUBLE_MAX && !why.chars().any(char::is_control);
+    match fine {
+        true => Ok(why),
+        false => Err(ClusterError::Trouble(TROUBLE_MAX)),
+    }
 }
 
 /// How a host takes part.
@@ -101,6 +132,8 @@ pub enum HostState {
     Lends,
     Cordoned,
     Drained,
+    /// It is expected to fail, and everything leaves it.
+    Failing,
     /// It is a member, and says nothing.
     NoDaemon,
     /// It has left, and something runs there still.
@@ -112,6 +145,7 @@ impl HostState {
         match member {
             None => HostState::Left,
             Some(member) if member.report.is_none() => HostState::NoDaemon,
+            Some(member) if member.trouble().is_some() => HostState::Failing,
             Some(member) if member.cordon.draining => HostState::Drained,
             Some(member) if member.cordon.cordoned => HostState::Cordoned,
             Some(_) => HostState::Lends,
@@ -123,17 +157,22 @@ impl HostState {
             HostState::Lends => "lends",
             HostState::Cordoned => "cordoned",
             HostState::Drained => "drained",
+            HostState::Failing => "failing",
             HostState::NoDaemon => "no daemon",
             HostState::Left => "has left",
         }
     }
 
-    /// What it is now: a sentence.
-    pub(crate) fn describe(self, name: &str) -> String {
+    /// What it is now: a sentence. `trouble`: why it is expected to fail.
+    pub(crate) fn describe(self, name: &str, trouble: Option<&str>) -> String {
         match self {
             HostState::Lends => format!("{name} takes work."),
             HostState::Cordoned => format!("{name} takes no new work."),
             HostState::Drained => format!("{name} is drained."),
+            HostState::Failing => {
+                let why = trouble.unwrap_or("nobody says why");
+                format!("{name} is expected to fail: {why}.")
+            }
             HostState::NoDaemon => format!("{name} is silent."),
             HostState::Left => format!("{name} is no member any more."),
         }

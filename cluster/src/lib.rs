@@ -12,6 +12,8 @@
 //! | `weft/number/N` | the name of the host with that number | the host leaves |
 //! | `weft/alive/NAME` | [`HostReport`] | the host's lease ends |
 //! | `weft/last-number` | the number that the newest host got | for ever |
+//! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it |
+//! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it, or the host leaves |
 //! | `weft/cordon/NAME` | [`Cordon`] | an operator ends it, or the host leaves |
 //! | `weft/hands-off` | nothing: the cluster moves nothing by itself | an operator ends it |
 //! | `weft/access/NAME` | [`AccessKey`]: the digest of a key for the API, with its role | an operator ends it |
@@ -68,6 +70,7 @@ const ALIVE: &str = "weft/alive/";
 const LAST_NUMBER: &str = "weft/last-number";
 const LEADER: &str = "weft/leader";
 const CORDONS: &str = "weft/cordon/";
+const TROUBLE: &str = "weft/trouble/";
 const HANDS_OFF: &str = "weft/hands-off";
 
 /// The layout of the keys above.
@@ -245,7 +248,7 @@ impl Cluster {
     /// Ends a host's membership, also if its record cannot be read. With `key`, only if the
     /// host has that public key.
     pub fn leave(&self, name: &str, key: Option<&str>) -> Result<(), ClusterError> {
-        let mut changes = [HOSTS, ALIVE, CORDONS]
+        let mut changes = [HOSTS, ALIVE, CORDONS, TROUBLE]
             .map(|prefix| Change::delete(format!("{prefix}{name}")))
             .to_vec();
         for prefix in [KEYS, NUMBERS] {
@@ -271,6 +274,7 @@ impl Cluster {
     fn read_members(&self) -> Result<(Vec<Member>, Vec<String>), ClusterError> {
         let reports = self.store.read(ALIVE)?;
         let cordons = self.store.read(CORDONS)?;
+        let troubles = self.store.read(TROUBLE)?;
         let hosts = self.store.read(HOSTS)?;
         let (mut members, mut damaged): (Vec<Member>, Vec<String>) = (Vec::new(), Vec::new());
         for entry in &hosts.entries {
@@ -289,23 +293,38 @@ impl Cluster {
             let cordon = format!("{CORDONS}{}", record.name);
             let cordon = cordons.entries.iter().find(|entry| entry.key == cordon);
             let cordon = cordon.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+            let trouble = format!("{TROUBLE}{}", record.name);
+            let trouble = troubles.entries.iter().find(|entry| entry.key == trouble);
             members.push(Member {
                 record,
                 report,
                 cordon: cordon.unwrap_or_default(),
+                said_to_fail: trouble.map(|entry| lossy(&entry.value)),
                 revision: entry.revision,
             });
         }
         Ok((members, damaged))
     }
 
-    /// Keeps new work away from a member, has everything leave it, or ends both.
+    /// Keeps new work away from a member, has everything leave it, or ends both, and what was
+    /// said of its failure ([`Cluster::evacuate`]).
     pub fn cordon(&self, name: &str, cordon: Cordon) -> Result<(), ClusterError> {
         let key = format!("{CORDONS}{name}");
-        let change = match cordon == Cordon::default() {
-            true => Change::delete(key),
-            false => Change::put(key, json(&cordon)),
+        let changes = match cordon == Cordon::default() {
+            true => vec![
+                Change::delete(key),
+                Change::delete(format!("{TROUBLE}{name}")),
+            ],
+            false => vec![Change::put(key, json(&cordon))],
         };
+        self.change_member(name, None, &changes)
+    }
+
+    /// Has everything leave a member that is expected to fail. `why`: a phrase such as "its fan
+    /// stands still".
+    pub fn evacuate(&self, name: &str, why: &str) -> Result<(), ClusterError> {
+        let why = host::check_trouble(why)?;
+        let change = Change::put(format!("{TROUBLE}{name}"), why.as_bytes());
         self.change_member(name, None, &[change])
     }
 

@@ -40,6 +40,8 @@ pub struct HostView {
     pub alive: bool,
     pub cordoned: bool,
     pub draining: bool,
+    /// Why it is expected to fail: a phrase.
+    pub trouble: Option<String>,
     /// What it offers to the cluster: less than it lends, since a slice takes more than its
     /// memory.
     pub cores: u32,
@@ -160,6 +162,7 @@ fn hosts(inventory: &Inventory, members: &[Member]) -> Vec<HostView> {
             alive: member.is_some_and(|member| member.report.is_some()),
             cordoned: cordon.cordoned,
             draining: cordon.draining,
+            trouble: member.and_then(Member::trouble).map(str::to_owned),
             cores: host.capacity.cores,
             cores_free: free.cores,
             memory_mib: host.capacity.memory_mib,

@@ -11,8 +11,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weft_place::{
-    Adopted, AggregateId, Costs, Decision, Event, Host, HostId, Inventory, InventoryError, Limits,
-    MoveResult, Part, Placement, Policy, Refused, Request, Room, Scheduler,
+    Adopted, AggregateId, Costs, Decision, Event, Health, Host, HostId, Inventory, InventoryError,
+    Limits, MoveResult, Part, Placement, Policy, Refused, Request, Room, Scheduler,
 };
 
 /// What the leader is to commit.
@@ -51,6 +51,8 @@ pub struct Planner {
     members: BTreeMap<String, HostId>,
     /// How they were last, and whether all had to leave them.
     states: BTreeMap<HostId, (HostState, bool)>,
+    /// When hosts fell silent.
+    silences: BTreeMap<HostId, Vec<Duration>>,
     /// Sentences for the log that belong to no decision.
     notes: Vec<(LogKind, String)>,
     /// Whether the cluster was seen before: what is there then is no news.
@@ -62,6 +64,18 @@ pub struct Planner {
     /// Requests that wait in the scheduler.
     waiting: BTreeSet<AggregateId>,
     refused: BTreeSet<AggregateId>,
+}
+
+/// A host that falls silent this often within this time is expected to fail.
+const SILENCES_MAX: usize = 3;
+const SILENCES_WITHIN: Duration = Duration::from_secs(600);
+
+/// How the cluster is now.
+struct State<'a> {
+    members: &'a [Member],
+    work: &'a Work,
+    /// It moves nothing by itself.
+    hands_off: bool,
 }
 
 /// How a cluster chooses hosts: FragVisor's policy (section 6.5).
@@ -117,6 +131,14 @@ fn offered(member: &Member, work: &Work) -> Room {
     offers(lends, member.record.cores, count)
 }
 
+/// What the owner of a host wants back, in the measure of [`offers`]. Nothing of a host that is
+/// silent: its parts cannot move now.
+fn wanted_back_mib(member: Option<&Member>) -> u64 {
+    let report = member.and_then(|member| member.report.as_ref());
+    let bytes = report.map_or(0, |report| report.wanted_back_bytes);
+    (bytes.div_ceil(1 << 20) * 16).div_ceil(25)
+}
+
 /// What a host may offer some time: as much as it lends, all of its memory where it does not live.
 fn possible(member: &Member) -> Room {
     let lends = member.report.as_ref().map(|report| report.lends_bytes);
@@ -150,6 +172,7 @@ impl Planner {
             hosts: BTreeMap::new(),
             members: BTreeMap::new(),
             states: BTreeMap::new(),
+            silences: BTreeMap::new(),
             notes: Vec::new(),
             has_seen: false,
             ordered: BTreeMap::new(),
@@ -195,7 +218,12 @@ impl Planner {
             .map(|asked| (asked.aggregate(), asked))
             .collect();
         let mut decisions = Vec::new();
-        let mut plans = self.learn_all(now, members, work, &asked, &mut decisions);
+        let state = State {
+            members,
+            work,
+            hands_off,
+        };
+        let mut plans = self.learn_all(now, &state, &asked, &mut decisions);
         self.ask_in_turn(now, members, &asked, &mut decisions);
         self.step(now, Event::Passed, &mut decisions);
         self.has_seen = true;
@@ -215,16 +243,16 @@ impl Planner {
     fn learn_all(
         &mut self,
         now: Duration,
-        members: &[Member],
-        work: &Work,
+        state: &State<'_>,
         asked: &BTreeMap<AggregateId, &Asked>,
         decisions: &mut Vec<Decision>,
     ) -> Vec<Plan> {
+        let work = state.work;
         let (plans, events) = self.of_moves(now, work);
         self.learn(now, events, decisions);
         let events = self.of_work(work, asked);
         self.learn(now, events, decisions);
-        let events = self.of_hosts(members, work);
+        let events = self.of_hosts(now, state);
         self.learn(now, events, decisions);
         // Hosts have come since: what runs may be known only now.
         let adopted = self.adopted(work);
@@ -410,7 +438,12 @@ impl Planner {
     }
 
     /// Hosts that came, went or changed.
-    fn of_hosts(&mut self, members: &[Member], work: &Work) -> Vec<Event> {
+    fn of_hosts(&mut self, now: Duration, state: &State<'_>) -> Vec<Event> {
+        let State {
+            members,
+            work,
+            hands_off,
+        } = *state;
         let mut events = Vec::new();
         let there: BTreeMap<HostId, &Member> = members
             .iter()
@@ -430,12 +463,28 @@ impl Planner {
                 let member = there.get(&id).copied().filter(|_| same);
                 let (state, drain) = standing(member);
                 if self.states.insert(id, (state, drain)) != Some((state, drain)) {
-                    self.notes.push((LogKind::Host, state.describe(&name)));
+                    let trouble = member.and_then(Member::trouble);
+                    let note = state.describe(&name, trouble);
+                    self.notes.push((LogKind::Host, note));
+                    if state == HostState::NoDaemon {
+                        self.silences.entry(id).or_default().push(now);
+                    }
                     events.push(Event::Cordoned {
                         host: id,
                         cordoned: state != HostState::Lends,
                         drain,
                     });
+                }
+                let health = match hands_off {
+                    true => Health::Well,
+                    false => self.health(now, id, member),
+                };
+                if health != self.inventory().host(id).health {
+                    events.push(Event::HostHealth(id, health));
+                }
+                let wanted = wanted_back_mib(member);
+                if wanted != self.inventory().host(id).wanted_back_mib {
+                    events.push(Event::WantedBack(id, wanted));
                 }
                 if let Some(member) = member.filter(|member| member.report.is_some()) {
                     let offered = offered(member, work);
@@ -446,6 +495,7 @@ impl Planner {
                 self.hosts.insert(id, name);
             } else {
                 self.states.remove(&id);
+                self.silences.remove(&id);
                 let what = format!("{name} has left the cluster.");
                 self.notes.push((LogKind::Host, what));
                 events.push(Event::HostLeft(id));
@@ -466,9 +516,38 @@ impl Planner {
                 let what = format!("{name} has joined the cluster.");
                 self.notes.push((LogKind::Host, what));
             }
+            if !hands_off && let Health::Sick(why) = self.health(now, id, Some(member)) {
+                host.health = Health::Sick(why);
+            }
             events.push(Event::HostJoined(host));
+            let wanted = wanted_back_mib(Some(member));
+            if wanted > 0 {
+                events.push(Event::WantedBack(id, wanted));
+            }
         }
         events
+    }
+
+    /// Whether a host is expected to last: by an operator, by itself, or since it falls silent
+    /// again and again.
+    fn health(&mut self, now: Duration, id: HostId, member: Option<&Member>) -> Health {
+        if let Some(why) = member.and_then(Member::trouble) {
+            return Health::Sick(why.into());
+        }
+        let Some(silences) = self.silences.get_mut(&id) else {
+            return Health::Well;
+        };
+        silences.retain(|&at| now < at + SILENCES_WITHIN);
+        match silences.len() {
+            count @ SILENCES_MAX.. => Health::Sick(
+                format!(
+                    "it was silent {count} times within {} minutes",
+                    SILENCES_WITHIN.as_secs() / 60
+                )
+                .into(),
+            ),
+            _ => Health::Well,
+        }
     }
 
     /// What runs and was placed by an earlier leader. A part on a host that is not known has

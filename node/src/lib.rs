@@ -19,6 +19,7 @@ pub mod daemon;
 pub mod error;
 pub mod host;
 pub mod launch;
+pub mod lending;
 pub mod links;
 pub mod mark;
 pub mod member;

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::report::AggregateView;
@@ -26,7 +27,7 @@ const LINE_BYTES_MAX: u64 = 256 << 10;
 /// stopped.
 const CONNECT_BOUND: Duration = Duration::from_secs(2);
 /// A launcher answers at once, unless it shrinks; then within its bound.
-const ANSWER_BOUND: Duration = Duration::from_secs(2);
+pub(crate) const ANSWER_BOUND: Duration = Duration::from_secs(2);
 /// How long leaving a node may take: its pages have to go somewhere.
 pub const SHRINK_BOUND: Duration = Duration::from_secs(60);
 /// How long a client may take to say what it wants. The launcher waits for it.
@@ -187,8 +188,12 @@ pub struct Entry {
 impl Entry {
     /// Makes the socket of the aggregate that process `pid` leads.
     pub fn new(directory: &Path, pid: u32) -> io::Result<Entry> {
-        let path = directory.join(format!("{pid}.sock"));
         // A socket with our pid can only be left over from an earlier process.
+        Entry::at(directory.join(format!("{pid}.sock")))
+    }
+
+    /// Makes a socket in the place of what is there.
+    pub(crate) fn at(path: PathBuf) -> io::Result<Entry> {
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
@@ -202,7 +207,7 @@ impl Entry {
 
     /// The next client and its request; `None` when nobody waits or it said
     /// nothing sensible in time.
-    pub fn accept(&self) -> Option<(AggregateRequest, Client)> {
+    pub fn accept<R: DeserializeOwned>(&self) -> Option<(R, Client)> {
         let (stream, _) = self.listener.accept().ok()?;
         let user = getsockopt(&stream, PeerCredentials).ok()?.uid();
         if user != nix::unistd::geteuid().as_raw() && user != 0 {
@@ -229,7 +234,7 @@ pub struct Client {
 
 impl Client {
     /// Answers. A client that has gone is no concern of the aggregate's.
-    pub fn answer(mut self, answer: &AggregateReply) {
+    pub fn answer(mut self, answer: &impl Serialize) {
         let _ = write_line(&mut self.stream, answer);
     }
 }
@@ -260,11 +265,19 @@ pub fn ask(
         AggregateRequest::Shrink { .. } => SHRINK_BOUND + ANSWER_BOUND,
         _ => ANSWER_BOUND,
     };
-    let failed = |source| RunDirError::Silent { pid, source };
-    stream.set_read_timeout(Some(bound)).map_err(failed)?;
-    stream.set_write_timeout(Some(bound)).map_err(failed)?;
-    write_line(&mut stream, request).map_err(failed)?;
-    read_line(&stream).map_err(failed)
+    converse(&mut stream, request, bound).map_err(|source| RunDirError::Silent { pid, source })
+}
+
+/// Says something, and hears the answer within `bound`.
+pub(crate) fn converse<Q: Serialize, A: DeserializeOwned>(
+    stream: &mut UnixStream,
+    request: &Q,
+    bound: Duration,
+) -> io::Result<A> {
+    stream.set_read_timeout(Some(bound))?;
+    stream.set_write_timeout(Some(bound))?;
+    write_line(stream, request)?;
+    read_line(stream)
 }
 
 /// Every aggregate that answers. Sockets that nobody listens on are removed.
@@ -297,7 +310,7 @@ pub fn list(directory: &Path) -> Result<Vec<AggregateView>, RunDirError> {
     Ok(views)
 }
 
-fn read_line<T: for<'a> Deserialize<'a>>(stream: &UnixStream) -> io::Result<T> {
+fn read_line<T: DeserializeOwned>(stream: &UnixStream) -> io::Result<T> {
     let mut line = String::new();
     BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
     if line.is_empty() {
@@ -363,7 +376,7 @@ mod tests {
         let client =
             std::thread::spawn(move || ask(&directory, 1, &AggregateRequest::Shrink { node: 2 }));
         sys::wait_readable(&[entry.descriptor()], Duration::from_secs(5)).unwrap();
-        let (request, client_end) = entry.accept().unwrap();
+        let (request, client_end) = entry.accept::<AggregateRequest>().unwrap();
         assert_eq!(request, AggregateRequest::Shrink { node: 2 });
         client_end.answer(&AggregateReply::Refused("busy".into()));
         let answer = client.join().unwrap().unwrap();

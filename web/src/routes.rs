@@ -1,6 +1,7 @@
 //! Which request does what. No sockets here.
 
 use hyper::{Method, StatusCode};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use weft_cluster::{Cluster, ClusterError, Cordon, Role};
 
@@ -24,6 +25,7 @@ pub(crate) enum Operation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Cordon { host: String, cordon: Cordon },
+    Evacuate { host: String },
     HandsOff,
     Forget { name: String },
 }
@@ -34,7 +36,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
 
 /// Every route, as `openapi.json` writes it. A part in braces is a name.
-const ROUTES: [(Method, &str); 14] = [
+const ROUTES: [(Method, &str); 15] = [
     (Method::GET, "/"),
     (Method::GET, "/page.css"),
     (Method::GET, "/page.js"),
@@ -47,6 +49,7 @@ const ROUTES: [(Method, &str); 14] = [
     (Method::POST, "/v1/hosts/{name}/cordon"),
     (Method::POST, "/v1/hosts/{name}/drain"),
     (Method::POST, "/v1/hosts/{name}/uncordon"),
+    (Method::POST, "/v1/hosts/{name}/evacuate"),
     (Method::POST, "/v1/work/{name}/forget"),
     (Method::PUT, "/v1/hands-off"),
 ];
@@ -113,6 +116,7 @@ fn operation(route: &str, name: &str) -> Operation {
         "/v1/hosts/{name}/cordon" => cordon(true, false),
         "/v1/hosts/{name}/drain" => cordon(true, true),
         "/v1/hosts/{name}/uncordon" => cordon(false, false),
+        "/v1/hosts/{name}/evacuate" => Operation::Change(Change::Evacuate { host: name.into() }),
         "/v1/work/{name}/forget" => Operation::Change(Change::Forget { name: name.into() }),
         _ => Operation::Change(Change::HandsOff),
     }
@@ -125,16 +129,24 @@ struct HandsOff {
     hands_off: bool,
 }
 
+/// The body of `POST /v1/hosts/{name}/evacuate`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Evacuate {
+    why: String,
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| Failure::Body(error.to_string()))
+}
+
 /// Carries a change out. It waits for the store, within its bounds.
 pub(crate) fn change(cluster: &Cluster, change: &Change, body: &[u8]) -> Result<(), Failure> {
     match change {
         Change::Cordon { host, cordon } => cluster.cordon(host, *cordon)?,
         Change::Forget { name } => cluster.forget_work(name)?,
-        Change::HandsOff => {
-            let wanted: HandsOff =
-                serde_json::from_slice(body).map_err(|error| Failure::Body(error.to_string()))?;
-            cluster.set_hands_off(wanted.hands_off)?;
-        }
+        Change::Evacuate { host } => cluster.evacuate(host, &read::<Evacuate>(body)?.why)?,
+        Change::HandsOff => cluster.set_hands_off(read::<HandsOff>(body)?.hands_off)?,
     }
     Ok(())
 }
@@ -185,7 +197,9 @@ impl Failure {
             Failure::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Failure::NoKey => (StatusCode::UNAUTHORIZED, "no_key"),
             Failure::Role => (StatusCode::FORBIDDEN, "forbidden"),
-            Failure::Body(_) => (StatusCode::BAD_REQUEST, "bad_request"),
+            Failure::Body(_) | Failure::Cluster(ClusterError::Trouble(_)) => {
+                (StatusCode::BAD_REQUEST, "bad_request")
+            }
             Failure::NoBody(BodyError::TooLarge(_)) => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
             Failure::NoBody(_) => (StatusCode::BAD_REQUEST, "bad_request"),
             Failure::Unreachable(_) | Failure::Cluster(ClusterError::Store(_)) => {

@@ -231,8 +231,20 @@ fn what_may_be_changed_is_changed() {
     assert!(cordon().draining);
     assert_eq!(post("/v1/hosts/alpha/cordon"), 200);
     assert!(cordon().cordoned && !cordon().draining);
+    let evacuate = |body: &str| {
+        let path = "/v1/hosts/alpha/evacuate";
+        site.ask(Some(&site.key), "POST", path, body).0
+    };
+    let trouble = || site.cluster.members().unwrap()[0].said_to_fail.clone();
+    assert_eq!(evacuate("{\"why\": \"its fan stands still.\"}"), 200);
+    assert_eq!(trouble().unwrap(), "its fan stands still");
+    let long = format!("{{\"why\": \"{}\"}}", "x".repeat(201));
+    for wrong in ["", "{}", "{\"why\": \" \"}", "{\"why\": \"a\\nb\"}", &long] {
+        assert_eq!(evacuate(wrong), 400, "{wrong}");
+    }
     assert_eq!(post("/v1/hosts/alpha/uncordon"), 200);
     assert_eq!(cordon(), Cordon::default());
+    assert_eq!(trouble(), None);
     let put = |body: &str| site.ask(Some(&site.key), "PUT", "/v1/hands-off", body).0;
     assert_eq!(put("{\"hands_off\": true}"), 200);
     assert!(site.cluster.hands_off().unwrap());

@@ -100,7 +100,9 @@ fn hosts(frame: &mut Frame<'_>, screen: &Screen, area: Rect) {
         let state = match host.state {
             HostState::Lends => Span::from(host.state.name()).green(),
             HostState::Cordoned | HostState::Drained => Span::from(host.state.name()).yellow(),
-            HostState::NoDaemon | HostState::Left => Span::from(host.state.name()).red(),
+            HostState::Failing | HostState::NoDaemon | HostState::Left => {
+                Span::from(host.state.name()).red()
+            }
         };
         let report = host.report.as_ref();
         let names = screen.overview.runs.iter();

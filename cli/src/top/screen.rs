@@ -281,6 +281,7 @@ pub mod tests {
             alive: true,
             cordoned: false,
             draining: false,
+            trouble: None,
             cores: 8,
             cores_free: 3,
             memory_mib: 8192,

@@ -1,4 +1,4 @@
-//! `weft node cordon`, `drain` and `uncordon`, and `weft cluster hands-off`.
+//! `weft node cordon`, `drain`, `evacuate` and `uncordon`, and `weft cluster hands-off`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -48,11 +48,42 @@ pub fn drain(host: Option<String>, patience: Option<Duration>) -> anyhow::Result
         "weft: {host} is drained, also if you end this command: `weft node uncordon {host}` \
          calls it off"
     );
-    forecast(&Leaving::of(&cluster.work()?, &host), patience);
+    until_left(&cluster, &host, patience)
+}
+
+/// Has everything leave a host that is expected to fail, and waits as [`drain`] does.
+pub fn evacuate(
+    host: Option<String>,
+    why: &str,
+    patience: Option<Duration>,
+) -> anyhow::Result<ExitCode> {
+    let (cluster, host) = host_or_own(host)?;
+    cluster.evacuate(&host, why)?;
+    if cluster.hands_off()? {
+        eprintln!(
+            "weft: the cluster moves nothing by itself now: nothing new comes to {host}, and \
+             nothing leaves it before `weft cluster hands-off off`, or `weft node drain {host}`"
+        );
+        return Ok(ExitCode::FAILURE);
+    }
+    eprintln!(
+        "weft: {host} is left, also if you end this command: `weft node uncordon {host}` calls \
+         it off"
+    );
+    until_left(&cluster, &host, patience)
+}
+
+/// Says what leaves a host, and waits until nothing of the cluster is there.
+fn until_left(
+    cluster: &Cluster,
+    host: &str,
+    patience: Option<Duration>,
+) -> anyhow::Result<ExitCode> {
+    forecast(&Leaving::of(&cluster.work()?, host), patience);
     let begun = Instant::now();
     let mut told = Vec::new();
     loop {
-        let (left, said) = left_on(&cluster, &host)?;
+        let (left, said) = left_on(cluster, host)?;
         if left.is_empty() {
             eprintln!("weft: nothing of the cluster is on {host} any more");
             return Ok(ExitCode::SUCCESS);
@@ -108,7 +139,7 @@ fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<St
     let names = left.iter().map(|placed| placed.request.name.clone());
     let moves = left.iter().filter_map(|placed| placed.move_state());
     let mut said: Vec<String> = moves.collect();
-    for plan in Planner::by_default().update(Duration::ZERO, &members, &work, true) {
+    for plan in Planner::by_default().update(Duration::ZERO, &members, &work, false) {
         if let Plan::Stuck { host: at, why } = plan
             && at == host
         {

@@ -21,6 +21,8 @@ enum Happening {
     HostLives(usize),
     /// It has lent so much, for others than the cluster's work or for what has ended.
     Lent(usize, u64),
+    /// Its owner wants so much of that back.
+    WantedBack(usize, u64),
     /// An operator keeps work away, and maybe has all leave.
     Cordon(usize, bool, bool),
     /// An agent carries an order out, or cannot.
@@ -46,6 +48,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => (0..4_usize, any::<bool>(), any::<bool>())
             .prop_map(|(n, cordoned, draining)| Happening::Cordon(n, cordoned, draining)),
         2 => (0..4_usize, 0..8000_u64).prop_map(|(n, mib)| Happening::Lent(n, mib)),
+        1 => (0..4_usize, 1..8000_u64).prop_map(|(n, mib)| Happening::WantedBack(n, mib)),
         6 => (any::<usize>(), prop::bool::weighted(0.8))
             .prop_map(|(n, done)| Happening::Carry(n, done)),
         6 => Just(Happening::Turn),
@@ -155,7 +158,12 @@ impl Site {
             }
             Happening::Lent(n, lent_mib) => {
                 if let Some(lease) = self.alive.get(&n) {
-                    report(&self.cluster, HOSTS[n], *lease, lent_mib);
+                    report(&self.cluster, HOSTS[n], *lease, lent_mib, 0);
+                }
+            }
+            Happening::WantedBack(n, mib) => {
+                if let Some(lease) = self.alive.get(&n) {
+                    report(&self.cluster, HOSTS[n], *lease, mib, mib);
                 }
             }
             Happening::Cordon(n, cordoned, draining) => {

@@ -5,10 +5,10 @@ mod histories;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_cluster::{
-    Cluster, ClusterError, Cordon, HostRecord, HostReport, LogKind, Mark, Placed, Plan, Planner,
-    Term, WorkKind, WorkPart, WorkRequest,
+    Cluster, ClusterError, Cordon, HostRecord, HostReport, HostState, LogKind, Mark, Placed, Plan,
+    Planner, Term, WorkKind, WorkPart, WorkRequest,
 };
-use weft_place::policy_by_name;
+use weft_place::{Health, policy_by_name};
 use weft_store::{Embedded, LeaseId};
 
 const HOSTS: [(&str, u32); 4] = [("alpha", 4), ("beta", 8), ("gamma", 2), ("delta", 6)];
@@ -44,14 +44,21 @@ fn store_and_cluster() -> (Arc<Embedded>, Cluster) {
 
 fn live(cluster: &Cluster, host: (&str, u32)) -> LeaseId {
     let lease = cluster.lease().unwrap();
-    report(cluster, host, lease, 0);
+    report(cluster, host, lease, 0, 0);
     lease
 }
 
-fn report(cluster: &Cluster, (name, cores): (&str, u32), lease: LeaseId, lent_mib: u64) {
+fn report(
+    cluster: &Cluster,
+    (name, cores): (&str, u32),
+    lease: LeaseId,
+    lent_mib: u64,
+    wanted_back_mib: u64,
+) {
     let report = HostReport {
         lends_bytes: lends_mib(cores) << 20,
         lent_bytes: lent_mib << 20,
+        wanted_back_bytes: wanted_back_mib << 20,
         ..HostReport::default()
     };
     let key = format!("weft-key-{name}");
@@ -452,6 +459,95 @@ fn what_leaves_a_host_and_what_stays_is_known_before() {
         "{of_beta:?}"
     );
     assert_eq!(Leaving::of(&work, "gamma"), Leaving::default());
+}
+
+/// Three hosts that live, and `wide` on two of them.
+fn spread(leader: &mut Leader, cluster: &Cluster) -> (Vec<LeaseId>, Placed) {
+    let alive = HOSTS[..3].iter().map(|host| live(cluster, *host)).collect();
+    let lease = cluster.lease().unwrap();
+    let wanted = request("wide", "alpha", 5, 5 * 1024, 16);
+    cluster.ask(&wanted, lease).unwrap();
+    let plans = leader.plan(cluster, 1);
+    leader.commit(plans).unwrap();
+    (alive, cluster.work().unwrap().placed["wide"].clone())
+}
+
+fn moves(plans: &[Plan]) -> Vec<&str> {
+    let orders = plans.iter().filter_map(|plan| match plan {
+        Plan::Move { order, .. } => Some(&order.why[..]),
+        _ => None,
+    });
+    orders.collect()
+}
+
+fn notes(plans: &[Plan]) -> Vec<&str> {
+    let notes = plans.iter().filter_map(|plan| match plan {
+        Plan::Note { what, .. } => Some(&what[..]),
+        _ => None,
+    });
+    notes.collect()
+}
+
+#[test]
+fn a_host_that_is_expected_to_fail_is_left() {
+    let cluster = cluster();
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    let (_alive, placed) = spread(&mut leader, &cluster);
+    let host = placed.parts[1].host.clone();
+    assert!(cluster.evacuate(&host, "two\nlines").is_err());
+    cluster.evacuate(&host, "its fan stands still.").unwrap();
+    let overview = cluster.overview().unwrap();
+    let view = overview.hosts.iter().find(|view| view.name == host);
+    let view = view.unwrap();
+    assert_eq!(view.state, HostState::Failing);
+    assert_eq!(view.trouble.as_deref(), Some("its fan stands still"));
+    // Nothing leaves by itself while the cluster keeps its hands off.
+    cluster.set_hands_off(true).unwrap();
+    let plans = leader.plan(&cluster, 20);
+    let note = format!("{host} is expected to fail: its fan stands still.");
+    assert_eq!((moves(&plans), notes(&plans)), (vec![], vec![&note[..]]));
+    cluster.set_hands_off(false).unwrap();
+    let plans = leader.plan(&cluster, 21);
+    let why = moves(&plans)[0];
+    let reason = format!("{host} is expected to fail (its fan stands still).");
+    assert!(why.ends_with(&reason), "{why}");
+    // It is repaired before the order was committed.
+    cluster.cordon(&host, Cordon::default()).unwrap();
+    let plans = leader.plan(&cluster, 22);
+    assert_eq!(notes(&plans), [format!("{host} takes work.")]);
+    let overview = cluster.overview().unwrap();
+    assert!(overview.hosts.iter().all(|view| view.trouble.is_none()));
+}
+
+#[test]
+fn a_host_that_falls_silent_again_and_again_is_left() {
+    let cluster = cluster();
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    let (mut alive, placed) = spread(&mut leader, &cluster);
+    let host = &placed.parts[1].host;
+    let at = HOSTS.iter().position(|(name, _)| name == host).unwrap();
+    let mut now = 20;
+    for silence in 1..=3 {
+        cluster.end_lease(alive[at]).unwrap();
+        let plans = leader.plan(&cluster, now);
+        assert_eq!(notes(&plans)[..1], [format!("{host} is silent.")]);
+        let leaves = moves(&plans);
+        match silence {
+            3 => assert!(
+                leaves[0].ends_with("(it was silent 3 times within 10 minutes)."),
+                "{leaves:?}"
+            ),
+            _ => assert_eq!(leaves, [""; 0]),
+        }
+        alive[at] = live(&cluster, HOSTS[at]);
+        now += 60;
+        leader.plan(&cluster, now);
+    }
+    // Nobody carries that out, and ten minutes later it is well again.
+    let plans = leader.plan(&cluster, now + 600);
+    assert_eq!(moves(&plans), [""; 0]);
+    let inventory = leader.planner.inventory();
+    assert!(inventory.hosts().all(|host| host.health == Health::Well));
 }
 
 #[test]

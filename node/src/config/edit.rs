@@ -54,6 +54,10 @@ const TEMPLATE: &str = "\
 # that, and 64M. Default: half of what is free at start.
 #memory = \"4G\"
 
+# Memory of this host that stays free for its owner: while less is free, slices of programs
+# are asked to leave. Default: none.
+#keep_free = \"2G\"
+
 # Maximum number of slices at a time.
 #slices = 8
 

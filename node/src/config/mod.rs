@@ -105,6 +105,8 @@ pub struct Config {
     /// Most memory that slices may hold together, bytes; none means half of what is
     /// free at start.
     pub memory_bytes: Option<u64>,
+    /// Memory of this host that stays free for its owner; 0: none is kept.
+    pub keep_free_bytes: u64,
     /// Maximum number of slices at a time.
     pub slices: u32,
     /// Other nodes.
@@ -115,12 +117,13 @@ pub struct Config {
 struct RawConfig {
     listen: Option<String>,
     memory: Option<String>,
+    keep_free: Option<String>,
     slices: Option<u32>,
     #[serde(default)]
     peer: Vec<peer::Raw>,
 }
 
-const FIELDS: [&str; 4] = ["listen", "memory", "slices", "peer"];
+const FIELDS: [&str; 5] = ["listen", "memory", "keep_free", "slices", "peer"];
 
 /// Maximum number of slices at a time, where the configuration does not say.
 pub const SLICES_DEFAULT: u32 = 8;
@@ -269,6 +272,10 @@ fn validate(path: &Path, raw: RawConfig) -> Result<Config, ConfigError> {
             Some(bytes)
         }
     };
+    let keep_free_bytes = match raw.keep_free {
+        None => 0,
+        Some(text) => parse_size(&text).map_err(|error| value("keep_free", error.to_string()))?,
+    };
     let slices = raw.slices.unwrap_or(SLICES_DEFAULT);
     if !(1..=SLICES_MAX).contains(&slices) {
         return Err(value(
@@ -283,6 +290,7 @@ fn validate(path: &Path, raw: RawConfig) -> Result<Config, ConfigError> {
     Ok(Config {
         listen,
         memory_bytes,
+        keep_free_bytes,
         slices,
         peers,
     })
@@ -318,12 +326,13 @@ mod tests {
     fn a_whole_configuration_is_read() {
         let key = format!("weft-key-{}", "ab".repeat(32));
         let config = parse(&format!(
-            "listen = \"127.0.0.1\"\nmemory = \"1.5G\"\nslices = 2\n\
+            "listen = \"127.0.0.1\"\nmemory = \"1.5G\"\nkeep_free = \"512M\"\nslices = 2\n\
              [[peer]]\nname = \"alpha\"\nkey = \"{key}\"\naddress = \"10.0.0.1\"\n"
         ))
         .unwrap();
         assert_eq!(config.listen, "127.0.0.1:7117");
         assert_eq!(config.memory_bytes, Some(3 << 29));
+        assert_eq!(config.keep_free_bytes, 512 << 20);
         assert_eq!(config.peers[0].key, PublicKey([0xab; 32]));
         assert_eq!(config.peers[0].address.as_deref(), Some("10.0.0.1:7117"));
         assert_eq!(config.find("alpha").unwrap().1, "10.0.0.1:7117");

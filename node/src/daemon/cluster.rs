@@ -5,18 +5,20 @@
 //! reached, the members that were known last stay peers, and everything that runs goes on.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, HostRecord, HostReport};
 use weft_store::{LeaseId, StoreError};
 
+use super::health::Health;
 use super::shared::{Alive, Shared};
 use crate::error::sentence;
 use crate::host;
 use crate::mark;
 use crate::member::{self, MemberError, Membership};
+use crate::size::PAGE_BYTES;
 use crate::sys;
 
 /// A turn of the thread: the lease is renewed, and what has changed is learned.
@@ -35,6 +37,7 @@ pub(super) fn start(
         shared,
         directory,
         membership,
+        health: Health::new(Path::new("/")),
         missing: BTreeSet::new(),
         seen: 0,
         trouble: None,
@@ -60,6 +63,7 @@ struct Heartbeat {
     shared: Arc<Shared>,
     directory: PathBuf,
     membership: Membership,
+    health: Health,
     /// What of this host's work had no launcher and no agent in the last turn.
     missing: BTreeSet<u64>,
     /// The revision of the members that are known.
@@ -113,7 +117,8 @@ impl Heartbeat {
     fn turn(&mut self) -> Result<(), MemberError> {
         let (cluster, lease) = self.lease()?;
         let key = self.shared.keys.public().to_string();
-        match cluster.report(&self.membership.host, &key, &self.host_report(), lease) {
+        let report = self.host_report();
+        match cluster.report(&self.membership.host, &key, &report, lease) {
             Ok(()) => {}
             Err(ClusterError::Store(StoreError::LeaseGone(_))) => {
                 // It ran out: the next turn asks for another one.
@@ -208,17 +213,20 @@ impl Heartbeat {
         Ok((cluster, lease))
     }
 
-    fn host_report(&self) -> HostReport {
-        let status = self.shared.status();
+    fn host_report(&mut self) -> HostReport {
+        let (limit_pages, _) = self.shared.budget.pages();
+        let budget = &self.shared.budget;
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let load = load
             .split_whitespace()
             .next()
             .and_then(|load| load.parse().ok());
         HostReport {
-            lends_bytes: status.memory_bytes,
-            lent_bytes: status.memory_bytes - status.memory_free_bytes,
-            slices: status.slices_used,
+            lends_bytes: limit_pages * PAGE_BYTES,
+            lent_bytes: budget.used_pages() * PAGE_BYTES,
+            trouble: self.health.look(Instant::now()),
+            wanted_back_bytes: budget.wanted_back(Instant::now()) * PAGE_BYTES,
+            slices: budget.slots_used(),
             free_bytes: host::available_memory_bytes(),
             load: load.unwrap_or(0.0),
         }

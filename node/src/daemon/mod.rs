@@ -23,7 +23,9 @@ mod dial;
 mod door;
 mod expected;
 mod gossip;
+mod health;
 mod leader;
+mod lending;
 mod machine;
 mod memory;
 mod program;
@@ -49,6 +51,7 @@ use weft_wire::hello::Hello;
 
 use door::{Door, Limits};
 use gossip::Gossip;
+use lending::Lending;
 use shared::Shared;
 use welcome::welcome;
 
@@ -143,8 +146,10 @@ pub struct DaemonOptions {
 pub struct Daemon {
     listener: TcpListener,
     shared: Arc<Shared>,
-    /// The cluster that this host is in, with the configuration's directory.
-    membership: Option<(PathBuf, Membership)>,
+    /// The configuration's directory.
+    directory: PathBuf,
+    /// The cluster that this host is in.
+    membership: Option<Membership>,
     /// Dropped to tell every session that the daemon ends.
     end: Option<OwnedFd>,
 }
@@ -205,10 +210,12 @@ impl Daemon {
             .map_err(system("enlarge the listener's backlog"))?;
         let (end, ending) = sys::stream_pair().map_err(system("make a socket pair"))?;
         let budget = Budget::new(memory_bytes / PAGE_BYTES, config.slices);
+        let lending = Lending::new(memory_bytes, config.keep_free_bytes);
         let shared = Shared {
             keys,
             config,
             budget,
+            lending,
             expected: Expected::default(),
             runtime,
             monitor,
@@ -233,7 +240,8 @@ impl Daemon {
         Ok(Daemon {
             listener,
             shared: Arc::new(shared),
-            membership: membership.map(|membership| (directory, membership)),
+            directory,
+            membership,
             end: Some(end),
         })
     }
@@ -258,9 +266,12 @@ impl Daemon {
     pub fn serve(mut self) -> Result<(), DaemonError> {
         let system = |doing| move |source| DaemonError::System { doing, source };
         let signals = end_signals().map_err(system("set up signals"))?;
-        if let Some((directory, membership)) = self.membership.take() {
+        lending::start(&self.shared, &self.directory).map_err(system(
+            "start the thread that answers at the daemon's socket",
+        ))?;
+        if let Some(membership) = self.membership.take() {
             leader::start(&self.shared, membership.clone())
-                .and_then(|()| cluster::start(&self.shared, directory, membership))
+                .and_then(|()| cluster::start(&self.shared, self.directory.clone(), membership))
                 .map_err(system("start the cluster's threads"))?;
         }
         self.accept_until(signals.as_fd())

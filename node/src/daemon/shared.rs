@@ -17,6 +17,7 @@ use super::budget::Budget;
 use super::door::Door;
 use super::expected::Expected;
 use super::gossip::{self, Gossip};
+use super::lending::Lending;
 use crate::cgroup::{CgroupError, Cgroups};
 use crate::config::{Config, Peer};
 use crate::protocol::NodeStatus;
@@ -34,6 +35,7 @@ pub(super) struct Shared {
     pub(super) keys: StaticKeys,
     pub(super) config: Config,
     pub(super) budget: Arc<Budget>,
+    pub(super) lending: Lending,
     pub(super) expected: Expected,
     pub(super) runtime: Executable,
     /// What runs slices of machines, or why none can run here.

@@ -20,7 +20,7 @@ const LENT: &str = "1500M";
 /// Longer than any check.
 const BOUND: Duration = Duration::from_secs(120);
 
-pub(super) const CHECKS: [(&str, Check); 11] = [
+pub(super) const CHECKS: [(&str, Check); 12] = [
     ("needs a host that decides", without_leader),
     ("is planned, and nothing starts", dry_run),
     ("runs on several hosts where one is too small", spread),
@@ -28,6 +28,7 @@ pub(super) const CHECKS: [(&str, Check); 11] = [
     ("is a machine", machine),
     ("stays away from a cordoned host", cordoned),
     ("leaves a drained host, and is pulled together", moved),
+    ("gives memory back to the owner of a host", gives_back),
     ("goes on while the store stands still", silent_store),
     ("whose launcher is killed is over", killed_launcher),
     ("whose launcher and agent are killed is over", killed_both),
@@ -326,6 +327,25 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
         "{before:?} became {after:?}"
     );
     site.succeeds("home", &format!("node uncordon {}", before[1]))?;
+    let evacuate = [
+        "node",
+        "evacuate",
+        &after[1],
+        "--why",
+        "its fan stands still",
+    ];
+    let evacuated = begin(site, &[&evacuate[..], &["--wait", "60"]].concat())?;
+    ended_well(evacuated)?;
+    ensure!(hosts_of_web(site)? == before, "{:?}", hosts_of_web(site)?);
+    let shown = plan(site, "home")?;
+    let hosts = shown["hosts"].as_array().context("no hosts")?;
+    let failing = hosts.iter().find(|host| host["name"] == after[1][..]);
+    let failing = failing.context("the host that was left")?;
+    ensure!(
+        failing["state"] == "failing" && failing["trouble"] == "its fan stands still",
+        "{failing}"
+    );
+    site.succeeds("home", &format!("node uncordon {}", after[1]))?;
     site.succeeds("home", "cluster hands-off on")?;
     ensure!(plan(site, "home")?["hands_off"] == true);
     site.succeeds("home", "cluster hands-off off")?;
@@ -338,6 +358,57 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
     let views = site.succeeds("home", "vm list --json")?;
     ensure!(views.contains("\"running\""), "{views}");
     site.succeeds("home", "vm stop --timeout 0 web")?;
+    running(site, 0)
+}
+
+/// A program's slice is asked to leave by its daemon, a machine's part is moved by the cluster.
+fn gives_back(site: &mut Site<'_>) -> Result<()> {
+    let free = free_at_home(site)?;
+    let go = site.directory.join("go-back");
+    let program = hold(site, free + 200, &go, &["--stretch", "now"])?;
+    running(site, 1)?;
+    let shown = plan(site, "home")?;
+    let lender = shown["runs"][0]["parts"][1]["host"].as_str();
+    let lender = lender.context("a second host")?.to_owned();
+    // Its slice may still be starting.
+    let lends = |site: &Site<'_>, slices: u64| -> Result<bool> {
+        let state = site.succeeds(&lender, "node lend --json")?;
+        Ok(serde_json::from_str::<Value>(&state)?["slices"] == slices)
+    };
+    until("the slice runs", || lends(site, 1))?;
+    site.succeeds(&lender, "node lend --memory 150M --wait 20")?;
+    until("the slice has left", || lends(site, 0))?;
+    site.succeeds(&lender, &format!("node lend --memory {LENT}"))?;
+    fs::write(&go, "")?;
+    let says = ended_well(program)?;
+    ensure!(says.contains("is wanted back by its owner"), "{says}");
+    running(site, 0)?;
+
+    let go = site.directory.join("go-back-again");
+    let first = hold(site, free_at_home(site)? - 150, &go, &[])?;
+    running(site, 1)?;
+    let kernel = site.context.programs.join("typed-guest");
+    let kernel = kernel.to_string_lossy();
+    start_machine(
+        site,
+        &format!(
+            "vm start --cluster --name web --backend soft --kernel {kernel} --cpus 1 --memory 300M"
+        ),
+    )?;
+    let before = hosts_of_web(site)?;
+    ensure!(before.len() == 2 && before[0] == "home", "{before:?}");
+    site.succeeds(&before[1], "node lend --memory 150M --wait 60")?;
+    let after = hosts_of_web(site)?;
+    ensure!(
+        after.len() == 2 && after[0] == "home" && after[1] != before[1],
+        "{before:?} became {after:?}"
+    );
+    site.succeeds(&before[1], &format!("node lend --memory {LENT}"))?;
+    let log = site.succeeds("home", "cluster log")?;
+    ensure!(log.contains("less than is used there"), "{log}");
+    site.succeeds("home", "vm stop --timeout 0 web")?;
+    fs::write(&go, "")?;
+    ended_well(first)?;
     running(site, 0)
 }
 

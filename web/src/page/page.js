@@ -29,7 +29,7 @@ function size(mib) {
 }
 const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
 const sum = (list, of) => list.reduce((total, item) => total + of(item), 0);
-const states = { "lends": "lends", "cordoned": "cordoned", "drained": "drained", "no-daemon": "no daemon", "left": "has left" };
+const states = { "lends": "lends", "cordoned": "cordoned", "drained": "drained", "failing": "failing", "no-daemon": "no daemon", "left": "has left" };
 
 // ---- the server
 
@@ -205,8 +205,9 @@ function drawHost(host, work) {
     const label = `${what}: ${plain(free)} of ${format(whole)}`;
     return [make("p", {}, label), make("div", { class: "bar", role: "img", "aria-label": label }, ...pieces)];
   };
-  const bad = !host.alive;
+  const bad = !host.alive || host.trouble !== null;
   const children = [make("h3", {}, host.name, make("span", { class: bad ? "bad" : host.state === "lends" ? "good" : "" }, states[host.state]))];
+  if (host.trouble !== null) children.push(make("p", { class: "bad" }, `Expected to fail: ${host.trouble}.`));
   if (host.alive) {
     const cores = (number) => count(number, "core", "cores");
     children.push(...bar("Free", host.cores, (part) => part.cores, host.cores_free, host.cores_stranded, cores, String));
@@ -219,7 +220,7 @@ function drawHost(host, work) {
   if (work.length > 0) children.push(make("p", {}, work.map(({ run }) => run.name).join(", ")));
   if (state.role === "run" && host.state !== "left") {
     const button = (name, word) => make("button", { type: "button", id: `${word}-${host.name}`, onclick: () => act(word, host.name) }, name);
-    const buttons = host.cordoned || host.draining ? [button("Uncordon", "uncordon")] : [button("Cordon", "cordon")];
+    const buttons = host.cordoned || host.draining || host.trouble !== null ? [button("Uncordon", "uncordon")] : [button("Cordon", "cordon")];
     if (!host.draining) buttons.push(button("Drain", "drain"));
     children.push(make("p", { class: "buttons" }, ...buttons));
   }
