@@ -210,7 +210,7 @@ impl Reservation {
         }
     }
 
-    /// Whether its slice is to be asked to leave now. It counts as asked then.
+    /// Whether its slice should be asked to leave now. It counts as asked then.
     pub fn is_wanted_back(&self, now: Instant) -> bool {
         let mut state = self.budget.lock();
         let own = self.slot as usize;
