@@ -344,6 +344,12 @@ pub enum ClusterCommand {
         #[command(subcommand)]
         command: AccessCommand,
     },
+    /// Bound what one user may have of the cluster at a time
+    Quota {
+        /// What to do
+        #[command(subcommand)]
+        command: QuotaCommand,
+    },
     /// Ask for room beside a launcher, which starts this command
     #[command(hide = true)]
     Agent,
@@ -401,6 +407,36 @@ pub enum RoleArg {
     Run,
 }
 
+#[derive(Debug, Subcommand)]
+pub enum QuotaCommand {
+    /// Set the quota of a user, in place of an earlier one
+    ///
+    /// It bounds the sum of what the user's programs and machines asked for. A request that goes
+    /// beyond it waits, and is refused if it is larger than the whole quota. What runs goes on.
+    Set {
+        /// The user's name, or * for each user without a quota of its own
+        user: String,
+        /// Maximum number of cores
+        #[arg(long, value_name = "N", required_unless_present = "memory")]
+        cores: Option<u32>,
+        /// Maximum memory
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        memory: Option<u64>,
+    },
+    /// List quotas, and what users have
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// End the quota of a user
+    End {
+        /// The user's name, or *
+        user: String,
+    },
+}
+
+/// `weft cluster access …`.
 #[derive(Debug, Subcommand)]
 pub enum AccessCommand {
     /// Make a key and print it, once

@@ -2,6 +2,7 @@
 
 mod access;
 pub mod log;
+mod quota;
 mod serve;
 
 use std::io::BufRead;
@@ -36,6 +37,7 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
         ClusterCommand::Store(args) => serve::store(&args)?,
         ClusterCommand::Serve(args) => serve::serve(&args)?,
         ClusterCommand::Access { command } => access::run(&command)?,
+        ClusterCommand::Quota { command } => quota::run(&command)?,
         ClusterCommand::Agent => return crate::work::agent::run(),
         ClusterCommand::Status { json } => status(json)?,
     }

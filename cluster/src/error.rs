@@ -50,6 +50,10 @@ pub enum ClusterError {
     BadRequest(String),
     #[error("the reason is empty, longer than {0} characters, or has a control character")]
     Trouble(usize),
+    #[error("{0:?} is no user name: it is empty, too long, or has a space or a control character")]
+    User(String),
+    #[error("{0} has no quota: `weft cluster quota list` lists them")]
+    NoSuchQuota(String),
     #[error("an access key is good for {} days at most", .0.as_secs() / 86400)]
     AccessLife(Duration),
     #[error("an access key called {0} exists already: choose another name, or end that one")]

@@ -12,6 +12,7 @@
 //! | `weft/number/N` | the name of the host with that number | the host leaves |
 //! | `weft/alive/NAME` | [`HostReport`] | the host's lease ends |
 //! | `weft/last-number` | the number that the newest host got | for ever |
+//! | `weft/quota/USER` | [`Quota`] | an operator ends it |
 //! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it |
 //! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it, or the host leaves |
 //! | `weft/cordon/NAME` | [`Cordon`] | an operator ends it, or the host leaves |
@@ -40,6 +41,7 @@ mod leaving;
 mod log;
 mod overview;
 mod planner;
+mod quota;
 mod token;
 mod work;
 
@@ -52,6 +54,7 @@ pub use leaving::Leaving;
 pub use log::{LOG_MAX, LogKind, LogRecord};
 pub use overview::{HostView, NextMove, Overview, RunView, WaitView};
 pub use planner::{POLICY, Plan, Planner, lent_mib};
+pub use quota::{ANY_USER, Quota, Quotas, Usage};
 pub use token::{Secret, Token};
 pub use work::{Answer, Asked, Mark, MoveOrder, Placed, Work, WorkKind, WorkPart, WorkRequest};
 
@@ -72,6 +75,16 @@ const LEADER: &str = "weft/leader";
 const CORDONS: &str = "weft/cordon/";
 const TROUBLE: &str = "weft/trouble/";
 const HANDS_OFF: &str = "weft/hands-off";
+
+/// All that a leader decides by, as it is in the store.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterState {
+    pub members: Vec<Member>,
+    pub work: Work,
+    pub quotas: Quotas,
+    /// The cluster moves nothing by itself.
+    pub hands_off: bool,
+}
 
 /// The layout of the keys above.
 const FORMAT: u32 = 1;
@@ -347,6 +360,16 @@ impl Cluster {
             Committed::Done(_) => Ok(()),
             Committed::Refused => Err(none()),
         }
+    }
+
+    /// All that a leader decides by.
+    pub fn state(&self) -> Result<ClusterState, ClusterError> {
+        Ok(ClusterState {
+            members: self.members()?,
+            work: self.work()?,
+            quotas: self.quotas()?,
+            hands_off: self.hands_off()?,
+        })
     }
 
     /// Whether the cluster moves nothing by itself. What an operator drains still leaves.

@@ -101,24 +101,27 @@ pub struct NextMove {
 
 impl Cluster {
     pub fn overview(&self) -> Result<Overview, ClusterError> {
-        let (members, work) = (self.members()?, self.work()?);
+        let mut state = self.state()?;
+        let hands_off = std::mem::replace(&mut state.hands_off, true);
         let mut planner = Planner::by_default();
         // What it would answer now: what the leader said may be older.
-        let plans = planner.update(Duration::ZERO, &members, &work, true);
+        let plans = planner.update(Duration::ZERO, &state);
+        let (members, work) = (&state.members, &state.work);
         let mut overview = Overview {
             cluster: self.identity().name.clone(),
             policy: POLICY,
-            hands_off: self.hands_off()?,
+            hands_off,
             leader: self.leader()?.map(|leader| leader.name),
-            hosts: hosts(planner.inventory(), &members),
-            runs: runs(&planner, &work),
-            waits: waits(&work, &plans),
+            hosts: hosts(planner.inventory(), members),
+            runs: runs(&planner, work),
+            waits: waits(work, &plans),
             // Forced ones are planned at once.
             next_moves: plans.iter().filter_map(next_move).collect(),
             damaged: work.damaged.clone(),
             revision: work.revision,
         };
-        let next = planner.update(SETTLED, &members, &work, overview.hands_off);
+        state.hands_off = hands_off;
+        let next = planner.update(SETTLED, &state);
         for next in next.iter().filter_map(next_move) {
             let mut known = overview.next_moves.iter();
             if !known.any(|known| known.name == next.name) {

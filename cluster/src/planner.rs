@@ -4,6 +4,7 @@
 //! Pure, like the scheduler. A plan that could not be committed corrects itself: the next
 //! [`Planner::update`] sees that the store does not have it.
 
+use crate::ClusterState;
 use crate::host::{HostState, Member};
 use crate::log::LogKind;
 use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
@@ -69,14 +70,6 @@ pub struct Planner {
 /// A host that falls silent this often within this time is expected to fail.
 const SILENCES_MAX: usize = 3;
 const SILENCES_WITHIN: Duration = Duration::from_secs(600);
-
-/// How the cluster is now.
-struct State<'a> {
-    members: &'a [Member],
-    work: &'a Work,
-    /// It moves nothing by itself.
-    hands_off: bool,
-}
 
 /// How a cluster chooses hosts: FragVisor's policy (section 6.5).
 pub const POLICY: &str = "fragbff-fewest-hosts";
@@ -202,29 +195,19 @@ impl Planner {
 
     /// Learns how the cluster is now, and plans what follows. `now`: since any moment, the
     /// same for all calls.
-    pub fn update(
-        &mut self,
-        now: Duration,
-        members: &[Member],
-        work: &Work,
-        hands_off: bool,
-    ) -> Vec<Plan> {
+    pub fn update(&mut self, now: Duration, state: &ClusterState) -> Vec<Plan> {
+        let work = &state.work;
         let moves_max = Limits::default().moves_max;
         self.scheduler
-            .set_moves_max(if hands_off { 0 } else { moves_max });
+            .set_moves_max(if state.hands_off { 0 } else { moves_max });
         let asked: BTreeMap<AggregateId, &Asked> = work
             .asked
             .iter()
             .map(|asked| (asked.aggregate(), asked))
             .collect();
         let mut decisions = Vec::new();
-        let state = State {
-            members,
-            work,
-            hands_off,
-        };
-        let mut plans = self.learn_all(now, &state, &asked, &mut decisions);
-        self.ask_in_turn(now, members, &asked, &mut decisions);
+        let mut plans = self.learn_all(now, state, &asked, &mut decisions);
+        plans.extend(self.ask_in_turn(now, state, &mut decisions));
         self.step(now, Event::Passed, &mut decisions);
         self.has_seen = true;
         let notes = std::mem::take(&mut self.notes).into_iter();
@@ -243,11 +226,11 @@ impl Planner {
     fn learn_all(
         &mut self,
         now: Duration,
-        state: &State<'_>,
+        state: &ClusterState,
         asked: &BTreeMap<AggregateId, &Asked>,
         decisions: &mut Vec<Decision>,
     ) -> Vec<Plan> {
-        let work = state.work;
+        let work = &state.work;
         let (plans, events) = self.of_moves(now, work);
         self.learn(now, events, decisions);
         let events = self.of_work(work, asked);
@@ -263,32 +246,43 @@ impl Planner {
     }
 
     /// New requests in the order of the queue: the first one is decided before the others are
-    /// known.
+    /// known. Those that a quota holds up are not given to the scheduler.
     fn ask_in_turn(
         &mut self,
         now: Duration,
-        members: &[Member],
-        asked: &BTreeMap<AggregateId, &Asked>,
+        state: &ClusterState,
         decisions: &mut Vec<Decision>,
-    ) {
-        let largest = match asked.is_empty() {
+    ) -> Vec<Plan> {
+        let mut in_turn: Vec<&Asked> = state.work.asked.iter().collect();
+        let largest = match in_turn.is_empty() {
             true => Inventory::new(),
-            false => largest(members),
+            false => largest(&state.members),
         };
-        let mut in_turn: Vec<(&AggregateId, &&Asked)> = asked.iter().collect();
-        in_turn.sort_by_key(|(id, asked)| (Reverse(asked.request.priority), **id));
-        for (id, request) in in_turn {
-            if self.refused.contains(id) {
+        in_turn.sort_by_key(|asked| (Reverse(asked.request.priority), asked.id));
+        in_turn.retain(|asked| !self.refused.contains(&asked.aggregate()));
+        let held = state.quotas.held(&state.work, &in_turn);
+        let mut plans = Vec::new();
+        for asked in in_turn {
+            let id = &asked.aggregate();
+            if let Some(held) = held.get(id) {
+                // It was asked for before there was this quota.
+                if self.waiting.remove(id) {
+                    self.step(now, Event::Ended(*id), decisions);
+                }
+                if held.refused {
+                    self.refused.insert(*id);
+                }
+                plans.extend(answer(&state.work, asked, held.why.clone(), held.refused));
                 continue;
             }
             let wanted = self
-                .host_of(&request.request.home)
-                .map(|home| to_request(*id, &request.request, home));
+                .host_of(&asked.request.home)
+                .map(|home| to_request(*id, &asked.request, home));
             // What waits may have become impossible: a host lends less than was thought.
             let event = match self.refusal(wanted.as_ref(), &largest) {
                 Some(why) => {
                     self.refused.insert(*id);
-                    let name = request.request.name.clone().into();
+                    let name = asked.request.name.clone().into();
                     decisions.push(Decision::Refuse { id: *id, name, why });
                     self.waiting.remove(id).then_some(Event::Ended(*id))
                 }
@@ -300,6 +294,7 @@ impl Planner {
                 self.step(now, event, decisions);
             }
         }
+        plans
     }
 
     /// Why a request can never be placed: the empty cluster would not hold it.
@@ -438,12 +433,8 @@ impl Planner {
     }
 
     /// Hosts that came, went or changed.
-    fn of_hosts(&mut self, now: Duration, state: &State<'_>) -> Vec<Event> {
-        let State {
-            members,
-            work,
-            hands_off,
-        } = *state;
+    fn of_hosts(&mut self, now: Duration, state: &ClusterState) -> Vec<Event> {
+        let (members, work, hands_off) = (&state.members, &state.work, state.hands_off);
         let mut events = Vec::new();
         let there: BTreeMap<HostId, &Member> = members
             .iter()
@@ -634,35 +625,18 @@ impl Planner {
             ),
             _ => why,
         };
-        let answer = work.answer(&asked.request.name, asked.id);
-        if answer.is_some_and(|answer| answer.why == why) {
-            return None;
-        }
-        let is_first = answer.is_none();
         let refused = matches!(decision, Decision::Refuse { .. });
         let Decision::Start { placement, .. } = decision else {
-            return Some(Plan::Answer {
-                asked,
-                why,
-                refused,
-                is_first,
-            });
+            return answer(work, &asked, why, refused);
         };
-        Some(match self.work_parts(placement, &asked.request) {
-            Some(parts) => Plan::Place { asked, parts, why },
-            None => {
-                let why = format!(
-                    "{} waits: {} has too little memory for the vCPUs that it would get.",
-                    asked.request.name, asked.request.home
-                );
-                Plan::Answer {
-                    asked,
-                    why,
-                    refused: false,
-                    is_first,
-                }
-            }
-        })
+        if let Some(parts) = self.work_parts(placement, &asked.request) {
+            return Some(Plan::Place { asked, parts, why });
+        }
+        let why = format!(
+            "{} waits: {} has too little memory for the vCPUs that it would get.",
+            asked.request.name, asked.request.home
+        );
+        answer(work, &asked, why, false)
     }
 
     /// The parts with their memory; the home has what remains. `None` if that is less than
@@ -684,6 +658,19 @@ impl Planner {
         parts[0].memory_mib = request.memory_mib.checked_sub(others)?;
         Some(parts)
     }
+}
+
+/// What the leader says of a request, unless it has said just that.
+fn answer(work: &Work, asked: &Asked, why: String, refused: bool) -> Option<Plan> {
+    let said = work.answer(&asked.request.name, asked.id);
+    let is_first = said.is_none();
+    let is_new = said.is_none_or(|said| said.why != why);
+    is_new.then(|| Plan::Answer {
+        asked: asked.clone(),
+        why,
+        refused,
+        is_first,
+    })
 }
 
 /// How a host takes part, and whether all has to leave it, also while it is silent.

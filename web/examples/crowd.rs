@@ -152,11 +152,11 @@ impl Crowd {
 
     /// A turn of the leader, which also carries out what it orders.
     fn decide(&mut self) {
-        let (Ok(members), Ok(work)) = (self.cluster.members(), self.cluster.work()) else {
+        let Ok(state) = self.cluster.state() else {
             return;
         };
         let now = self.begun.elapsed();
-        for plan in self.planner.update(now, &members, &work, false) {
+        for plan in self.planner.update(now, &state) {
             let _ = match plan {
                 Plan::Place { asked, parts, why } => self.term.place(&asked, parts, why),
                 Plan::Answer {
@@ -171,7 +171,7 @@ impl Crowd {
                 Plan::Note { kind, what } => self.term.note(kind, what),
             };
         }
-        for placed in work.placed.values().filter(|placed| placed.order.is_some()) {
+        for placed in state.work.placed.values().filter(|placed| placed.order.is_some()) {
             let _ = self.cluster.order_ended(placed, Ok(()));
         }
     }

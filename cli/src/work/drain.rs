@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use weft_cluster::{Cluster, Cordon, Leaving, Placed, Plan, Planner};
+use weft_cluster::{Cluster, ClusterState, Cordon, Leaving, Placed, Plan, Planner};
 use weft_node::member::Membership;
 use weft_node::said::plain;
 
@@ -133,13 +133,17 @@ fn forecast(leaving: &Leaving, patience: Option<Duration>) {
 
 /// The names of the aggregates with a part on a host, and the state of their moves.
 fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
-    let (members, work) = (cluster.members()?, cluster.work()?);
+    let state = ClusterState {
+        hands_off: false,
+        ..cluster.state()?
+    };
+    let work = &state.work;
     let here = |placed: &&Placed| placed.parts.iter().any(|part| part.host == host);
     let left: Vec<&Placed> = work.placed.values().filter(here).collect();
     let names = left.iter().map(|placed| placed.request.name.clone());
     let moves = left.iter().filter_map(|placed| placed.move_state());
     let mut said: Vec<String> = moves.collect();
-    for plan in Planner::by_default().update(Duration::ZERO, &members, &work, false) {
+    for plan in Planner::by_default().update(Duration::ZERO, &state) {
         if let Plan::Stuck { host: at, why } = plan
             && at == host
         {

@@ -13,14 +13,15 @@ use crate::table::{self, Align};
 /// Prints what would become of a request, and asks for nothing.
 pub fn show_trial(request: &WorkRequest) -> anyhow::Result<ExitCode> {
     let (_, cluster) = Membership::joined()?;
-    let (members, work) = (cluster.members()?, cluster.work()?);
-    if work.placed.contains_key(&request.name) {
+    let mut state = cluster.state()?;
+    if state.work.placed.contains_key(&request.name) {
         anyhow::bail!(weft_cluster::ClusterError::WorkNameTaken(
             request.name.clone()
         ));
     }
-    let work = work.with_trial(request.clone());
-    let plans = Planner::by_default().update(Duration::ZERO, &members, &work, true);
+    state.work = state.work.with_trial(request.clone());
+    state.hands_off = true;
+    let plans = Planner::by_default().update(Duration::ZERO, &state);
     for plan in plans {
         match plan {
             Plan::Place { asked, why, .. } if asked.request == *request => {

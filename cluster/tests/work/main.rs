@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_cluster::{
     Cluster, ClusterError, Cordon, HostRecord, HostReport, HostState, LogKind, Mark, Placed, Plan,
-    Planner, Term, WorkKind, WorkPart, WorkRequest,
+    Planner, Quota, Term, WorkKind, WorkPart, WorkRequest,
 };
 use weft_place::{Health, policy_by_name};
 use weft_store::{Embedded, LeaseId};
@@ -102,13 +102,8 @@ impl Leader {
     }
 
     fn plan(&mut self, cluster: &Cluster, now: u64) -> Vec<Plan> {
-        let (members, work) = (cluster.members().unwrap(), cluster.work().unwrap());
-        self.planner.update(
-            Duration::from_secs(now),
-            &members,
-            &work,
-            cluster.hands_off().unwrap(),
-        )
+        let state = cluster.state().unwrap();
+        self.planner.update(Duration::from_secs(now), &state)
     }
 
     fn commit(&self, plans: Vec<Plan>) -> Result<(), ClusterError> {
@@ -486,6 +481,80 @@ fn notes(plans: &[Plan]) -> Vec<&str> {
         _ => None,
     });
     notes.collect()
+}
+
+fn answers(plans: &[Plan]) -> Vec<&str> {
+    let answers = plans.iter().filter_map(|plan| match plan {
+        Plan::Answer { why, .. } => Some(&why[..]),
+        _ => None,
+    });
+    answers.collect()
+}
+
+#[test]
+fn a_user_has_no_more_than_its_quota() {
+    let cluster = cluster();
+    for host in HOSTS {
+        live(&cluster, host);
+    }
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    let lease = cluster.lease().unwrap();
+    let ask = |name: &str, user: &str, cores: u32, priority: u8| {
+        let mut wanted = request(name, "beta", cores, 1024, 16);
+        (wanted.user, wanted.priority) = (user.into(), priority);
+        cluster.ask(&wanted, lease).unwrap()
+    };
+    let cores = |cores: u32| Quota {
+        cores: Some(cores),
+        memory_mib: None,
+    };
+    cluster.set_quota("ann", cores(4)).unwrap();
+    cluster.set_quota("*", cores(2)).unwrap();
+    assert!(cluster.set_quota("a n", cores(4)).is_err());
+    ask("large", "ann", 5, 0);
+    let first = ask("first", "ann", 2, 0);
+    ask("second", "ann", 2, 0);
+    ask("third", "ann", 1, 0);
+    ask("other", "bob", 2, 0);
+    ask("urgent", "ann", 1, 9);
+    let plans = leader.plan(&cluster, 1);
+    assert_eq!(
+        answers(&plans),
+        [
+            "large is refused: the quota of ann is 4 cores.",
+            "second waits: ann has 3 of 4 cores of the quota already.",
+            "third waits: another request of ann waits for the quota.",
+        ]
+    );
+    leader.commit(plans).unwrap();
+    let placed = cluster.work().unwrap().placed;
+    assert_eq!(
+        placed.keys().collect::<Vec<_>>(),
+        ["first", "other", "urgent"]
+    );
+    assert_eq!(cluster.work().unwrap().usage()["ann"].cores, 3);
+    assert_eq!(leader.plan(&cluster, 2), [], "all was said");
+    cluster.work_ended("first", first).unwrap();
+    let plans = leader.plan(&cluster, 3);
+    leader.commit(plans).unwrap();
+    let placed = cluster.work().unwrap().placed;
+    assert!(placed.contains_key("second") && placed.contains_key("third"));
+    // What waits for room when the quota comes, waits for the quota from then on.
+    ask("wide", "carl", 2, 0);
+    cluster.end_quota("*").unwrap();
+    ask("wider", "carl", 12, 0);
+    let plans = leader.plan(&cluster, 4);
+    assert_eq!(answers(&plans).len(), 1);
+    leader.commit(plans).unwrap();
+    cluster.set_quota("carl", cores(13)).unwrap();
+    let plans = leader.plan(&cluster, 5);
+    let held = "wider waits: carl has 2 of 13 cores of the quota already.";
+    assert_eq!(answers(&plans), [held]);
+    leader.commit(plans).unwrap();
+    let overview = cluster.overview().unwrap();
+    let wait = overview.waits.iter().find(|wait| wait.name == "wider");
+    assert_eq!(wait.unwrap().why, held);
+    assert!(cluster.end_quota("*").is_err());
 }
 
 #[test]

@@ -131,11 +131,10 @@ impl Candidate {
         let begun = Instant::now();
         while !self.ends(Duration::ZERO) {
             cluster.renew(lease)?;
-            let (members, work) = (cluster.members()?, cluster.work()?);
-            self.check_member(&members)?;
-            let hands_off = cluster.hands_off()?;
+            let state = cluster.state()?;
+            self.check_member(&state.members)?;
             let mut renewed = Instant::now();
-            for plan in planner.update(begun.elapsed(), &members, &work, hands_off) {
+            for plan in planner.update(begun.elapsed(), &state) {
                 if renewed.elapsed() > TURN / 2 {
                     cluster.renew(lease)?;
                     renewed = Instant::now();
@@ -148,7 +147,7 @@ impl Candidate {
                     outcome => outcome?,
                 }
             }
-            cluster.wait_for_work(work.revision, TURN)?;
+            cluster.wait_for_work(state.work.revision, TURN)?;
         }
         Ok(())
     }

@@ -170,6 +170,19 @@ fn spread(site: &mut Site<'_>) -> Result<()> {
 }
 
 fn waits(site: &mut Site<'_>) -> Result<()> {
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid())?;
+    let user = user.context("this user has no name")?.name;
+    site.succeeds("home", &format!("cluster quota set {user} --memory 100M"))?;
+    let one = "run --cluster --wait 0 --memory 100M -- true";
+    site.succeeds("home", one)?;
+    let says = site.fails("home", &one.replace("100M", "101M"))?;
+    ensure!(
+        says.contains("the quota of") && says.contains("is 100 MiB"),
+        "{says}"
+    );
+    let listed = site.succeeds("alpha", "cluster quota list")?;
+    ensure!(listed.contains("100.0 MiB"), "{listed}");
+    site.succeeds("home", &format!("cluster quota end {user}"))?;
     let free = free_at_home(site)?;
     let go = site.directory.join("go-waits");
     let first = hold(site, free, &go, &[])?;
