@@ -34,10 +34,11 @@ setup: ## Installs what is missing (asks nothing; quick when nothing is)
 # which has another. So the runtime is always built by itself, and first.
 RUNTIME := -p weft-runtime
 OTHERS := --workspace --exclude weft-runtime
+INSTALLED := $(OTHERS) --exclude weft-fuzz
 
 build: ## Builds weft, its runtime and its monitor, optimised
 	$(CARGO) build --release $(RUNTIME)
-	$(CARGO) build --release $(OTHERS)
+	$(CARGO) build --release $(INSTALLED)
 
 # What the end-to-end tests run: without benchmarks and simulators, whose links take a minute.
 under-test:
@@ -68,11 +69,9 @@ RUSTDOC := RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \
 check: docs-check ## Format, lints, links, language, layers, rustdoc, licences
 	@python3 .ci/check-layers.py
 	$(CARGO) fmt --all --check
-	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) fmt --manifest-path models/Cargo.toml --check
 	$(CARGO) clippy --release $(RUNTIME) -- -D warnings
 	$(CARGO) clippy $(OTHERS) --all-targets -- -D warnings
-	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir $(TARGET) -- -D warnings
 	$(CARGO) check --release --tests --manifest-path models/Cargo.toml --target-dir $(TARGET)/models
 	$(RUSTDOC) --release $(RUNTIME)
 	$(RUSTDOC) $(OTHERS)
@@ -98,10 +97,10 @@ damage: ## Builds a runtime that damages what it sends home, for the attacks of 
 e2e: under-test damage programs images ## Native runs against runs under weft, failures, set-up errors
 	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
 
-fuzz-replay: ## Every input of fuzz/corpus again, crashes of the past among them (seconds)
-	$(CARGO) run --manifest-path fuzz/Cargo.toml --target-dir $(TARGET) -- replay fuzz/corpus
+fuzz-replay: ## Every input of fuzz/corpus again, crashes of the past among them: a part of `unit`
+	$(CARGO) test -p weft-fuzz
 
-test: setup check unit fuzz-replay e2e ## All of it
+test: setup check unit e2e ## All of it
 
 bench: build programs guest guest-debian ## Measures, and renews the tables of bench/RESULTS.md
 	$(BENCH) $(BENCHMARKS)

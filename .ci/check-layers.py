@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KNOWN = ROOT / ".ci/layers-known.txt"
 DESIGN = ROOT / "docs/design.md"
 # They stand beside the table: what tests and measures Weft.
-BESIDE = {"tests", "tests/support", "bench"}
+BESIDE = {"tests", "tests/support", "bench", "fuzz"}
 LARGEST = 1 / 5
 
 

@@ -38,8 +38,10 @@ fn host(random: &mut Random, n: usize) -> [Value; 2] {
         "cores": number(random, 8), "memory_bytes": number(random, 1 << 34),
         "features": [], "version": "1", "number": n,
     });
+    let trouble = [Value::Null, "1 machine check".into()][random.below(2)].clone();
     let report = json!({
         "lends_bytes": number(random, 1 << 34), "lent_bytes": number(random, 1 << 30),
+        "wanted_back_bytes": number(random, 1 << 30), "trouble": trouble,
         "slices": 1, "free_bytes": 1, "load": 0.5,
     });
     [
@@ -108,6 +110,18 @@ pub fn valid_state(random: &mut Random) -> Vec<u8> {
         all.push(json!([format!("weft/work/agent/{name}"), ""]));
     }
     if random.below(3) == 0 {
+        let quota = json!({"cores": random.below(9), "memory_mib": Value::Null});
+        let user = ["*", "ann", "nobody"][random.below(3)];
+        all.push(json!([format!("weft/quota/{user}"), quota]));
+    }
+    if random.below(3) == 0 {
+        let host = HOSTS[random.below(4)];
+        all.push(json!([
+            format!("weft/trouble/{host}"),
+            "its fan stands still"
+        ]));
+    }
+    if random.below(3) == 0 {
         let cordon = json!({"cordoned": true, "draining": random.below(2) == 0});
         let host = HOSTS[random.below(4)];
         all.push(json!([format!("weft/cordon/{host}"), cordon]));
@@ -148,12 +162,13 @@ pub fn state(input: &[u8]) {
     let policy = POLICY_NAMES[input.len() % POLICY_NAMES.len()];
     let mut planner = Planner::new(policy_by_name(policy).expect("a policy's name"));
     for turn in 0..4_u64 {
-        let (Ok(members), Ok(work)) = (cluster.members(), cluster.work()) else {
+        let Ok(mut state) = cluster.state() else {
             return;
         };
-        let damaged = work.damaged.len();
+        state.hands_off = input.len().is_multiple_of(2);
+        let damaged = state.work.damaged.len();
         let now = Duration::from_secs(20 * turn);
-        for plan in planner.update(now, &members, &work, input.len().is_multiple_of(2)) {
+        for plan in planner.update(now, &state) {
             let _ = match plan {
                 Plan::Place { asked, parts, why } => term.place(&asked, parts, why),
                 Plan::Answer {
