@@ -26,6 +26,7 @@ mod gossip;
 mod health;
 mod leader;
 mod lending;
+mod limit;
 mod machine;
 mod memory;
 mod program;
@@ -51,7 +52,7 @@ use weft_wire::hello::Hello;
 
 use door::{Door, Limits};
 use gossip::Gossip;
-use lending::Lending;
+use limit::Limit;
 use shared::Shared;
 use welcome::welcome;
 
@@ -210,12 +211,12 @@ impl Daemon {
             .map_err(system("enlarge the listener's backlog"))?;
         let (end, ending) = sys::stream_pair().map_err(system("make a socket pair"))?;
         let budget = Budget::new(memory_bytes / PAGE_BYTES, config.slices);
-        let lending = Lending::new(memory_bytes, config.keep_free_bytes);
+        let limit = Limit::new(memory_bytes, config.keep_free_bytes);
         let shared = Shared {
             keys,
             config,
             budget,
-            lending,
+            limit,
             expected: Expected::default(),
             runtime,
             monitor,

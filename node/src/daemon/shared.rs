@@ -17,7 +17,7 @@ use super::budget::Budget;
 use super::door::Door;
 use super::expected::Expected;
 use super::gossip::{self, Gossip};
-use super::lending::Lending;
+use super::limit::Limit;
 use crate::cgroup::{CgroupError, Cgroups};
 use crate::config::{Config, Peer};
 use crate::protocol::NodeStatus;
@@ -35,7 +35,7 @@ pub(super) struct Shared {
     pub(super) keys: StaticKeys,
     pub(super) config: Config,
     pub(super) budget: Arc<Budget>,
-    pub(super) lending: Lending,
+    pub(super) limit: Limit,
     pub(super) expected: Expected,
     pub(super) runtime: Executable,
     /// What runs slices of machines, or why none can run here.
