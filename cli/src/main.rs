@@ -9,6 +9,7 @@ mod args;
 mod cluster;
 mod doctor;
 mod lend;
+mod machines;
 mod manual;
 mod node;
 mod run;

@@ -111,6 +111,21 @@ impl Member {
     }
 }
 
+impl HostReport {
+    /// What others may show of it.
+    pub(crate) fn shown(self) -> HostReport {
+        let trouble = self.trouble.as_deref().map(shown_trouble);
+        HostReport { trouble, ..self }
+    }
+}
+
+/// The reason in a record, which may hold anything.
+pub(crate) fn shown_trouble(why: &str) -> String {
+    check_trouble(why)
+        .unwrap_or("for a reason that cannot be shown")
+        .into()
+}
+
 /// Longest reason for an evacuation, in characters.
 const TROUBLE_MAX: usize = 200;
 

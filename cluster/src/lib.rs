@@ -12,6 +12,8 @@
 //! | `weft/number/N` | the name of the host with that number | the host leaves |
 //! | `weft/alive/NAME` | [`HostReport`] | the host's lease ends |
 //! | `weft/last-number` | the number that the newest host got | for ever |
+//! | `weft/live/NAME` | [`Live`] | its agent's lease ends |
+//! | `weft/look/LEASE` | nothing: somebody looks, see [`Onlooker`] | its lease ends |
 //! | `weft/quota/USER` | [`Quota`] | an operator ends it |
 //! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it |
 //! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it, or the host leaves |
@@ -38,6 +40,7 @@ mod error;
 mod host;
 mod leader;
 mod leaving;
+mod live;
 mod log;
 mod overview;
 mod planner;
@@ -51,6 +54,7 @@ pub use error::ClusterError;
 pub use host::{Cordon, HostRecord, HostReport, HostState, Member};
 pub use leader::{Leader, Term};
 pub use leaving::Leaving;
+pub use live::{Flow, Live, LiveHost, Onlooker};
 pub use log::{LOG_MAX, LogKind, LogRecord};
 pub use overview::{HostView, NextMove, Overview, RunView, WaitView};
 pub use planner::{POLICY, Plan, Planner, lent_mib};
@@ -303,6 +307,7 @@ impl Cluster {
             let alive = format!("{ALIVE}{}", record.name);
             let report = reports.entries.iter().find(|report| report.key == alive);
             let report = report.and_then(|report| serde_json::from_slice(&report.value).ok());
+            let report = report.map(HostReport::shown);
             let cordon = format!("{CORDONS}{}", record.name);
             let cordon = cordons.entries.iter().find(|entry| entry.key == cordon);
             let cordon = cordon.and_then(|entry| serde_json::from_slice(&entry.value).ok());
@@ -312,7 +317,7 @@ impl Cluster {
                 record,
                 report,
                 cordon: cordon.unwrap_or_default(),
-                said_to_fail: trouble.map(|entry| lossy(&entry.value)),
+                said_to_fail: trouble.map(|entry| host::shown_trouble(&lossy(&entry.value))),
                 revision: entry.revision,
             });
         }

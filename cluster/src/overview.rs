@@ -1,10 +1,12 @@
 //! All of a cluster at one moment, for people and programs that look at it.
 
 use crate::host::{HostReport, HostState, Member};
+use crate::live::Live;
 use crate::planner::{CPU_MIB, POLICY, Plan, Planner};
 use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
 use crate::{Cluster, ClusterError};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use weft_place::{AggregateId, Host, Inventory};
 
@@ -69,6 +71,8 @@ pub struct RunView {
     pub why: String,
     /// How many times as long it needs as on one host, by the scheduler's costs.
     pub slow_down: f64,
+    /// What it does on its hosts just now, if its agent tells.
+    pub live: Option<Live>,
     /// The open move.
     pub moving: Option<MoveOrder>,
     /// Why the last move did not come about.
@@ -113,7 +117,7 @@ impl Cluster {
             hands_off,
             leader: self.leader()?.map(|leader| leader.name),
             hosts: hosts(planner.inventory(), members),
-            runs: runs(&planner, work),
+            runs: runs(&planner, work, self.live()?),
             waits: waits(work, &plans),
             // Forced ones are planned at once.
             next_moves: plans.iter().filter_map(next_move).collect(),
@@ -179,7 +183,7 @@ fn hosts(inventory: &Inventory, members: &[Member]) -> Vec<HostView> {
     views
 }
 
-fn runs(planner: &Planner, work: &Work) -> Vec<RunView> {
+fn runs(planner: &Planner, work: &Work, mut live: BTreeMap<String, Live>) -> Vec<RunView> {
     let view = |placed: &Placed| {
         let request = &placed.request;
         RunView {
@@ -192,6 +196,9 @@ fn runs(planner: &Planner, work: &Work) -> Vec<RunView> {
             agent: work.agents.contains(&request.name),
             why: placed.why.clone(),
             slow_down: planner.slow_down(AggregateId(placed.id)),
+            live: live
+                .remove(&request.name)
+                .filter(|live| live.id == placed.id),
             moving: placed.order.clone(),
             failure: placed.failure.clone(),
             move_state: placed.move_state(),

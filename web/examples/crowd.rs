@@ -171,7 +171,12 @@ impl Crowd {
                 Plan::Note { kind, what } => self.term.note(kind, what),
             };
         }
-        for placed in state.work.placed.values().filter(|placed| placed.order.is_some()) {
+        for placed in state
+            .work
+            .placed
+            .values()
+            .filter(|placed| placed.order.is_some())
+        {
             let _ = self.cluster.order_ended(placed, Ok(()));
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use weft_cluster::{AccessKeys, Cluster, ClusterError, LOG_MAX, LogRecord, Overview};
+use weft_cluster::{AccessKeys, Cluster, ClusterError, LOG_MAX, LogRecord, Onlooker, Overview};
 
 /// How often the cluster is read at least; it is read earlier when work changes.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -111,9 +111,12 @@ impl Feed {
 
 fn read_on(cluster: &Cluster, demand: &Demand, sender: &watch::Sender<Latest>) {
     let mut log = Vec::new();
+    let mut onlooker = Onlooker::default();
     loop {
         demand.wait();
         let begun = Instant::now();
+        // The reading that follows says what is wrong with the store.
+        let _ = onlooker.look(cluster);
         let read = read(cluster, &mut log).map(Arc::new);
         let revision = read.as_ref().ok().map(|read| read.overview.revision);
         let latest = read.map_err(|error| error.to_string());

@@ -305,6 +305,7 @@ pub mod tests {
                 agent: true,
                 why: "web starts on alpha and beta.".into(),
                 slow_down: 1.39,
+                live: None,
                 moving: None,
                 failure: None,
                 move_state: None,

@@ -18,18 +18,12 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, umask};
 use weft_node::rundir::{self, SOCKET_PATH_MAX};
 
+use crate::machines::API;
+pub use crate::machines::{api_path, directory};
+
 use super::error::VmError;
 use super::plan::Plan;
 use super::suboptions::ConsoleArg;
-
-const API: &str = "sock";
-
-/// The directory, made and checked.
-pub fn directory() -> Result<PathBuf, VmError> {
-    let path = rundir::directory()?.join("vm");
-    rundir::prepare(&path)?;
-    Ok(path)
-}
 
 /// Every machine's name and the socket of its API, whether it answers or not.
 pub fn machines(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
@@ -43,11 +37,6 @@ pub fn machines(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     }
     found.sort();
     Ok(found)
-}
-
-/// The socket of the API of the machine called `name`.
-pub fn api_path(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}.{API}"))
 }
 
 /// Whether a process listens at a socket, even if it accepts no connection at the moment.

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, Placed, WorkRequest};
+use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, Live, Placed, WorkRequest};
 use weft_node::error::sentence;
 use weft_node::mark;
 use weft_node::member::Membership;
 use weft_node::said::plain;
 use weft_store::{LeaseId, StoreError};
 
+use super::gauge::Gauge;
 use super::mover::Mover;
 use super::{Instructions, Reply};
 
@@ -33,6 +34,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
     // SAFETY: no handler runs: the signal is ignored.
     unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGTTOU, ignored) }
         .context("cannot ignore a signal")?;
+    let launcher = nix::unistd::getppid().as_raw() as u32;
     let mut line = Vec::new();
     // Not buffered: the end of the input is waited for with poll.
     let mut byte = [0];
@@ -42,7 +44,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
     let instructions: Instructions = serde_json::from_slice(&line)
         .context("this command is for `weft run --cluster` and `weft vm start --cluster`")?;
     let _shown = mark::show(&instructions.request.mark, "agent").context("cannot make a socket")?;
-    let (reply, agent) = match Agent::ask(instructions) {
+    let (reply, agent) = match Agent::ask(instructions, launcher) {
         Ok((agent, Placed { parts, why, .. })) => (Reply::Placed { parts, why }, Some(agent)),
         Err(error) => (Reply::Failed(format!("{error:#}")), None),
     };
@@ -93,11 +95,14 @@ struct Agent {
     request: WorkRequest,
     id: u64,
     mover: Option<Mover>,
+    gauge: Gauge,
+    /// The process at the other end of the pipes.
+    launcher: u32,
 }
 
 impl Agent {
     /// Asks, and waits for a place.
-    fn ask(instructions: Instructions) -> anyhow::Result<(Agent, Placed)> {
+    fn ask(instructions: Instructions, launcher: u32) -> anyhow::Result<(Agent, Placed)> {
         let (_, cluster) = Membership::joined()?;
         let lease = cluster.lease()?;
         let request = instructions.request;
@@ -113,6 +118,8 @@ impl Agent {
             id: asked?,
             request,
             mover: None,
+            gauge: Gauge::default(),
+            launcher,
         };
         match agent.wait_for_place(instructions.patience) {
             Ok(placed) => {
@@ -226,8 +233,33 @@ impl Agent {
     fn wait_for_end(&mut self) {
         while !launcher_ended(TURN) {
             // The next turn tries again. What runs needs no store.
-            let _ = self.renew().and_then(|()| self.carry_out());
+            let _ = self
+                .renew()
+                .and_then(|()| self.carry_out())
+                .and_then(|()| self.tell_live());
         }
+    }
+
+    /// Says what the aggregate does, while somebody looks.
+    fn tell_live(&mut self) -> Result<(), ClusterError> {
+        if !self.cluster.is_watched()? {
+            self.gauge = Gauge::default();
+            return Ok(());
+        }
+        let live = match &self.mover {
+            Some(mover) => self.gauge.machine(mover),
+            None => self.gauge.program(self.launcher, &self.request.home),
+        };
+        // It has just started, or is about to end.
+        let Some(live) = live else {
+            return Ok(());
+        };
+        let live = Live {
+            id: self.id,
+            ..live
+        };
+        self.cluster
+            .tell_live(&self.request.name, &live, self.lease)
     }
 
     /// Carries out the order that is open.

@@ -7,6 +7,7 @@
 pub mod agent;
 mod args;
 mod drain;
+mod gauge;
 mod mover;
 mod plan;
 

@@ -33,6 +33,16 @@ impl Mover {
         }
     }
 
+    pub fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    /// The hosts, by the numbers of their nodes.
+    pub fn hosts(&self) -> BTreeMap<usize, String> {
+        let nodes = self.nodes.iter();
+        nodes.map(|(host, node)| (*node, host.clone())).collect()
+    }
+
     /// Moves one whole part to another host, as the order says. `meanwhile` is called again and
     /// again. The error is a phrase.
     pub fn carry_out(

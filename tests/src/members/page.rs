@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::site::{SOON, Site};
+use super::work::{ended_well, free_at_home, hold, running, start_machine};
 use super::{Check, Lacks};
 use crate::cluster::free_port;
 use crate::run::{End, Invocation, Running, start};
@@ -21,9 +22,10 @@ use crate::run::{End, Invocation, Running, start};
 /// Longer than any check.
 const BOUND: Duration = Duration::from_secs(120);
 
-pub(super) const CHECKS: [(&str, Check); 5] = [
+pub(super) const CHECKS: [(&str, Check); 6] = [
     ("is served, by keys with roles", keys),
     ("changes, and the change is an event", events),
+    ("tells what works on which host, and the traffic", live),
     ("has metrics that promtool takes", metrics),
     ("is a page in a browser", browser),
     ("ends at once, and its log stays", end),
@@ -180,6 +182,49 @@ fn events(site: &mut Site<'_>) -> Result<()> {
     ensure!(beta(&plan) == "drained", "{plan}");
     site.succeeds("alpha", "node uncordon beta")?;
     served.end()
+}
+
+/// A program and a machine on two hosts each, as their agents see them.
+fn live(site: &mut Site<'_>) -> Result<()> {
+    let go = site.directory.join("go-live");
+    let program = hold(site, free_at_home(site)? - 150, &go, &["--stretch", "now"])?;
+    running(site, 1)?;
+    let kernel = site.context.programs.join("typed-guest");
+    let kernel = kernel.to_string_lossy();
+    start_machine(
+        site,
+        &format!(
+            "vm start --cluster --name web --backend soft --kernel {kernel} --cpus 1 --memory 300M"
+        ),
+    )?;
+    let served = Served::start(site)?;
+    let begun = Instant::now();
+    loop {
+        let (status, text) = served.ask(served.key(), "GET", "/v1/overview")?;
+        ensure!(status == 200, "{status}: {text}");
+        let start = text.find('{').context("no JSON")?;
+        let overview: Value = serde_json::from_str(&text[start..=text.rfind('}').unwrap_or(0)])?;
+        let runs = overview["runs"].as_array().context("no runs")?;
+        let live = runs.iter().map(|run| &run["live"]);
+        let told: Vec<&Value> = live.filter(|live| !live.is_null()).collect();
+        let web = runs.iter().find(|run| run["name"] == "web");
+        let web = &web.context("the machine")?["live"];
+        let parts = web["hosts"].as_array().map_or(0, Vec::len);
+        let flows = web["flows"].as_array().cloned().unwrap_or_default();
+        let between = flows
+            .iter()
+            .any(|flow| flow["from"] != flow["to"] && flow["bytes_per_s"].as_f64() > Some(0.0));
+        if told.len() == 2 && parts == 2 && between {
+            break;
+        }
+        ensure!(begun.elapsed() < SOON, "{overview}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    served.end()?;
+    site.succeeds("home", "vm stop --timeout 0 web")?;
+    fs::write(&go, "")?;
+    ended_well(program)?;
+    running(site, 0)
 }
 
 fn metrics(site: &mut Site<'_>) -> Result<()> {

@@ -49,7 +49,7 @@ fn names(plan: &Value, list: &str) -> Vec<String> {
 }
 
 /// What is free of home's memory, in MiB.
-fn free_at_home(site: &Site<'_>) -> Result<u64> {
+pub(super) fn free_at_home(site: &Site<'_>) -> Result<u64> {
     let plan = plan(site, "home")?;
     let hosts = plan["hosts"].as_array().context("no hosts")?;
     let home = hosts.iter().find(|host| host["name"] == "home");
@@ -66,7 +66,7 @@ fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-fn running(site: &Site<'_>, wanted: usize) -> Result<()> {
+pub(super) fn running(site: &Site<'_>, wanted: usize) -> Result<()> {
     until(&format!("{wanted} run"), || {
         Ok(names(&plan(site, "home")?, "runs").len() == wanted)
     })
@@ -89,7 +89,12 @@ fn begin(site: &Site<'_>, words: &[&str]) -> Result<Running> {
 }
 
 /// A program of home that takes so much memory of the cluster until the file is there.
-fn hold(site: &Site<'_>, memory_mib: u64, until: &Path, more: &[&str]) -> Result<Running> {
+pub(super) fn hold(
+    site: &Site<'_>,
+    memory_mib: u64,
+    until: &Path,
+    more: &[&str],
+) -> Result<Running> {
     let memory = format!("{memory_mib}M");
     let wait = format!("while ! [ -e {} ]; do sleep 0.1; done", until.display());
     let mut words = vec!["run", "--cluster", "--memory", &memory];
@@ -98,7 +103,7 @@ fn hold(site: &Site<'_>, memory_mib: u64, until: &Path, more: &[&str]) -> Result
     begin(site, &words)
 }
 
-fn ended_well(running: Running) -> Result<String> {
+pub(super) fn ended_well(running: Running) -> Result<String> {
     let outcome = running.finish()?;
     let said = outcome.stderr.trim().to_owned();
     ensure!(outcome.end == End::Exit(0), "{}: {said}", outcome.end);
@@ -222,7 +227,7 @@ fn waits(site: &mut Site<'_>) -> Result<()> {
 }
 
 /// `weft vm start` of home, which leaves the machine behind.
-fn start_machine(site: &Site<'_>, words: &str) -> Result<()> {
+pub(super) fn start_machine(site: &Site<'_>, words: &str) -> Result<()> {
     let output = Command::new(&site.context.weft)
         .args(words.split(' '))
         .envs(site.environment("home"))

@@ -498,8 +498,8 @@ impl Slice {
             .map_or_else(Vec::new, |mapping| mapping.counters())
     }
 
-    /// Frames and bytes to and from other slices so far, keyed by name.
-    pub fn traffic(&self) -> [(&'static str, u64); 4] {
+    /// Frames and bytes to and from other slices so far, and bytes from each, keyed by name.
+    pub fn traffic(&self) -> Vec<(String, u64)> {
         self.peers.traffic()
     }
 

@@ -148,8 +148,8 @@ pub struct Peers {
     ignores_losses: AtomicBool,
     sent_frames: AtomicU64,
     received_frames: AtomicU64,
-    /// Headers and payloads.
-    received_bytes: AtomicU64,
+    /// Headers and payloads, by the slice that sent them.
+    received_bytes: [AtomicU64; SLICES_MAX],
 }
 
 impl Peers {
@@ -190,7 +190,7 @@ impl Peers {
             ignores_losses: AtomicBool::new(false),
             sent_frames: AtomicU64::new(0),
             received_frames: AtomicU64::new(0),
-            received_bytes: AtomicU64::new(0),
+            received_bytes: [const { AtomicU64::new(0) }; SLICES_MAX],
         })
     }
 
@@ -661,8 +661,8 @@ impl Peers {
             if let Ok(Some(frame)) = &received {
                 let bytes = HEADER_BYTES + frame.payload.len();
                 self.received_frames.fetch_add(1, Ordering::Relaxed);
-                self.received_bytes
-                    .fetch_add(bytes as u64, Ordering::Relaxed);
+                let received = &self.received_bytes[self.served(threads)];
+                received.fetch_add(bytes as u64, Ordering::Relaxed);
             }
             // One frame may change it for the next.
             let from = self.served(threads);
@@ -708,16 +708,21 @@ impl Peers {
         }
     }
 
-    /// Frames and bytes to and from all others, keyed by name.
-    pub(super) fn traffic(&self) -> [(&'static str, u64); 4] {
+    /// Frames and bytes to and from all others, and bytes from each, keyed by name.
+    pub(super) fn traffic(&self) -> Vec<(String, u64)> {
         let sent = self.all_links().map(|link| link.sender().traffic()).sum();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        [
+        let received: Vec<u64> = self.received_bytes.iter().map(load).collect();
+        let totals = [
             ("sent-bytes", sent),
-            ("received-bytes", load(&self.received_bytes)),
+            ("received-bytes", received.iter().sum()),
             ("sent-messages", load(&self.sent_frames)),
             ("received-messages", load(&self.received_frames)),
-        ]
+        ];
+        let totals = totals.map(|(name, count)| (name.to_owned(), count));
+        let from = received.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
+        let from = from.map(|(slice, bytes)| (format!("from{slice}.received-bytes"), *bytes));
+        totals.into_iter().chain(from).collect()
     }
 }
 

@@ -590,9 +590,11 @@ impl Owner {
             for (name, count) in memory.into_iter().chain(slice.mapping_counters()) {
                 counters.insert(format!("slice{number}.memory.{name}"), count);
             }
-            let figures = slice.traffic().into_iter().chain(slice.time_counters());
-            let figures = figures.chain(slice.vcpu_moves().counters());
-            for (name, count) in figures {
+            for (name, count) in slice.traffic() {
+                counters.insert(format!("slice{number}.{name}"), count);
+            }
+            let figures = slice.time_counters().into_iter();
+            for (name, count) in figures.chain(slice.vcpu_moves().counters()) {
                 counters.insert(format!("slice{number}.{name}"), count);
             }
         }

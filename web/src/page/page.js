@@ -27,6 +27,7 @@ function size(mib) {
   while (mib >= 1024 && unit < units.length - 1) { mib /= 1024; unit += 1; }
   return `${mib >= 100 || Number.isInteger(mib) ? Math.round(mib) : mib.toFixed(1)} ${units[unit]}`;
 }
+const rate = (bytes) => bytes < 2 ** 20 ? `${(bytes / 1024).toFixed(1)} KiB/s` : `${size(bytes / 2 ** 20)}/s`;
 const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
 const sum = (list, of) => list.reduce((total, item) => total + of(item), 0);
 const states = { "lends": "lends", "cordoned": "cordoned", "drained": "drained", "failing": "failing", "no-daemon": "no daemon", "left": "has left" };
@@ -135,7 +136,8 @@ function draw() {
   const waits = overview.waits.filter((wait) => fits(wait.name, wait.user, wait.kind, wait.home));
   show("sum", overview.hosts.concat(overview.runs.length, overview.waits), () => drawSum(overview));
   drawHosts(hosts, overview.runs);
-  show("runs", [runs, state.chosen], () => [drawRuns(runs)]);
+  show("runs", [runs.map((run) => ({ ...run, live: null })), state.chosen], () => [drawRuns(runs)]);
+  drawLive(runs.filter((run) => run.live !== null && (state.chosen === null || run.name === state.chosen)));
   byId("s-waits").hidden = overview.waits.length === 0;
   show("waits", waits, () => [drawWaits(waits)]);
   byId("s-next").hidden = overview.next_moves.length === 0;
@@ -246,6 +248,32 @@ function drawRuns(runs) {
       make("td", { class: "number" }, run.parts.length > 1 ? `× ${run.slow_down.toFixed(2)}` : "1"));
   });
   return table(["Name", "Kind", "User", "State", "Hosts", "Spread costs"], rows, "Nothing runs in this cluster.");
+}
+
+// What agents tell while somebody looks: where memory and vCPUs are, and the bytes between hosts.
+function drawLive(runs) {
+  byId("s-traffic").hidden = runs.length === 0;
+  const spread = runs.filter((run) => run.live.hosts.length > 1 || run.name === state.chosen);
+  show("live", spread.map((run) => [run.name, run.live.hosts]), () => spread.length === 0 ? [] : [table(
+    ["Name", "Host", "Memory", "vCPUs"],
+    spread.flatMap((run) => run.live.hosts.map((here) => make("tr", {},
+      make("td", { class: "name" }, run.name), make("td", {}, here.host), make("td", { class: "number" }, size(here.memory_bytes / 2 ** 20)),
+      make("td", { class: "number" }, here.vcpus === null ? (here.executes ? "executes" : "") : String(here.vcpus))))), "")]);
+  const pairs = new Map();
+  for (const run of runs) {
+    for (const { from, to, bytes_per_s } of run.live.flows) {
+      const pair = pairs.get(`${from} ${to}`) || { from, to, rate: 0, of: [] };
+      pair.rate += bytes_per_s;
+      if (bytes_per_s > 0) pair.of.push(run.name);
+      pairs.set(`${from} ${to}`, pair);
+    }
+  }
+  const flows = [...pairs.values()].filter((pair) => pair.rate > 0).sort((one, other) => other.rate - one.rate).slice(0, 50);
+  const most = flows.length === 0 ? 1 : flows[0].rate;
+  show("traffic", flows, () => [table(["From", "To", "Traffic", "", "Of"], flows.map((flow) => make("tr", {},
+    make("td", {}, flow.from), make("td", {}, flow.to), make("td", { class: "number" }, rate(flow.rate)),
+    make("td", { class: "wide" }, make("div", { class: "bar", role: "img", "aria-label": `${Math.round(100 * flow.rate / most)} % of the largest` }, make("i", { class: "used", width: `${100 * flow.rate / most}%` }))),
+    make("td", {}, flow.of.slice(0, 3).join(", ") + (flow.of.length > 3 ? ` and ${flow.of.length - 3} more` : "")))), "Nothing goes between hosts now.")]);
 }
 
 function drawWaits(waits) {

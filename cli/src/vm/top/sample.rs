@@ -1,5 +1,7 @@
 //! Rates, from one reading of a machine's counters to the next.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use weft_api::{Counters, LocationView, VmView};
 use weft_machine::SLICES_MAX;
@@ -72,6 +74,8 @@ pub struct NodeSample {
     pub bytes_sent: f64,
     /// Bytes received, sealing not included.
     pub bytes_received: f64,
+    /// The same, by the nodes that sent them.
+    pub bytes_received_from: BTreeMap<usize, f64>,
 }
 
 /// The guest's memory.
@@ -187,6 +191,10 @@ impl Sample {
                 messages_received: of("received-messages"),
                 bytes_sent: of("sent-bytes"),
                 bytes_received: of("received-bytes"),
+                bytes_received_from: (0..SLICES_MAX)
+                    .map(|from| (from, of(&format!("from{from}.received-bytes"))))
+                    .filter(|(_, rate)| *rate > 0.0)
+                    .collect(),
             }
         };
         Sample {
@@ -260,6 +268,7 @@ mod tests {
                 ("vcpu1.ports", 4),
                 ("vcpu1.waited-ns", 500_000_000),
                 ("slice1.sent-messages", 8),
+                ("slice1.from0.received-bytes", 512),
                 ("slice1.memory.upgrade-faults", 6),
                 ("slice0.memory.host-bytes", 3 << 20),
                 ("slice1.memory.host-bytes", 2 << 20),
