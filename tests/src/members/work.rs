@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::Check;
 use super::site::{SOON, Site};
+use crate::cluster::stop;
 use crate::processes;
 use crate::run::{End, Invocation, Running, start};
 
@@ -379,6 +380,26 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
     running(site, 0)
 }
 
+/// What this host has free for its owner, in MiB.
+fn available_mib() -> Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib: u64 = line
+        .and_then(|line| line.split_whitespace().next()?.parse().ok())
+        .context("no MemAvailable")?;
+    Ok(kib >> 10)
+}
+
+/// A process that takes so much memory.
+fn ballast(site: &Site<'_>, mib: u64) -> Result<Running> {
+    let take = format!("import time; taken = bytearray(b'x') * ({mib} << 20); time.sleep(100)");
+    let directory = site.directory.join("ballast");
+    fs::create_dir_all(&directory)?;
+    start(&Invocation::new(&["python3", "-c", &take], &directory).bounded(BOUND))
+}
+
 /// A program's slice is asked to leave by its daemon, a machine's part is moved by the cluster.
 fn gives_back(site: &mut Site<'_>) -> Result<()> {
     let free = free_at_home(site)?;
@@ -394,9 +415,16 @@ fn gives_back(site: &mut Site<'_>) -> Result<()> {
         Ok(serde_json::from_str::<Value>(&state)?["slices"] == slices)
     };
     until("the slice runs", || lends(site, 1))?;
-    site.succeeds(&lender, "node lend --memory 150M --wait 20")?;
+    // Half a GiB is free beyond what the owner keeps, and then it takes one.
+    let keep = available_mib()? - 512;
+    site.succeeds(&lender, &format!("node lend --keep-free {keep}M"))?;
+    ensure!(lends(site, 1)?, "the slice left too early");
+    let owner = ballast(site, 1024)?;
     until("the slice has left", || lends(site, 0))?;
-    site.succeeds(&lender, &format!("node lend --memory {LENT}"))?;
+    let state = site.succeeds(&lender, "node lend")?;
+    ensure!(state.contains("it would lend"), "{state}");
+    stop(owner)?;
+    site.succeeds(&lender, "node lend --keep-free 0")?;
     fs::write(&go, "")?;
     let says = ended_well(program)?;
     ensure!(says.contains("is wanted back by its owner"), "{says}");
