@@ -232,9 +232,9 @@ pub enum NodeCommand {
     },
     /// Have all work of the cluster leave a host, and wait until it has
     ///
-    /// Machines move their part to other hosts, while their guests run. Programs, and the first
-    /// part of each machine, which has its launcher, cannot move: the command names them, and
-    /// waits until they end.
+    /// Machines move their part to other hosts, while their guests run. Programs bring their pages
+    /// to their other hosts, if these have room. What has its first part there, with its
+    /// launcher, cannot leave: the command names it, and waits until it ends.
     Drain {
         /// Its name in the cluster [default: this host]
         host: Option<String>,

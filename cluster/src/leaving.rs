@@ -1,17 +1,18 @@
 //! What a drain of a host will come to, before it begins.
 
-use crate::work::{Placed, Work, WorkKind};
+use crate::work::{Placed, Work};
 use std::time::Duration;
 use weft_place::Costs;
 
-/// What has to leave a host.
+/// What has to leave a host. Parts of machines move to other hosts; slices of programs are asked
+/// to leave, and do if the program's other hosts have room.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leaving {
-    /// Names of machines with a part there that can move.
+    /// Names of what can leave.
     pub moves: Vec<String>,
-    /// How long their moves take, one after the other, by the scheduler's costs.
+    /// How long that takes, one after the other, by the scheduler's costs.
     pub takes: Duration,
-    /// Names of what cannot move: it is there until it ends.
+    /// Names of what cannot leave: it is there until it ends.
     pub stays: Vec<String>,
 }
 
@@ -37,7 +38,7 @@ impl Leaving {
     }
 }
 
-/// Only parts of machines move, and not the home.
+/// All but the home.
 fn can_leave(placed: &Placed, host: &str) -> bool {
-    placed.request.kind == WorkKind::Machine && placed.request.home != host
+    placed.request.home != host
 }

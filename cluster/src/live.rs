@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::HostRecord;
     use std::sync::Arc;
-    use weft_store::{Embedded, Store};
+    use weft_store::Embedded;
 
     #[test]
     fn agents_tell_while_somebody_looks() {

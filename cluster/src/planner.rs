@@ -406,7 +406,10 @@ impl Planner {
             }
         }
         self.begun.clone_from(&placed);
-        gone.extend(self.elsewhere(work));
+        for (id, what) in self.elsewhere(work) {
+            gone.push(id);
+            self.notes.push((LogKind::Moved, what));
+        }
         let not_asked = self.waiting.iter().filter(|id| !asked.contains_key(id));
         gone.extend(not_asked.filter(|id| !placed.contains(id)));
         self.waiting.retain(|id| asked.contains_key(id));
@@ -416,9 +419,9 @@ impl Planner {
         gone.into_iter().map(Event::Ended).collect()
     }
 
-    /// What runs elsewhere than the scheduler knows: a host was not known when it was adopted. It
-    /// is adopted again.
-    fn elsewhere(&self, work: &Work) -> Vec<AggregateId> {
+    /// What runs elsewhere than the scheduler knows: a program has left a host, or a host was not
+    /// known when it was adopted. It is adopted again. With a sentence.
+    fn elsewhere(&self, work: &Work) -> Vec<(AggregateId, String)> {
         let is_elsewhere = |placed: &&Placed| {
             let aggregate = self.inventory().aggregate(AggregateId(placed.id));
             aggregate.is_some_and(|aggregate| {
@@ -429,7 +432,13 @@ impl Planner {
             })
         };
         let placed = work.placed.values().filter(is_elsewhere);
-        placed.map(|placed| AggregateId(placed.id)).collect()
+        let tell = |placed: &Placed| {
+            let hosts = placed.parts.iter().map(|part| &part.host[..]);
+            let hosts = hosts.collect::<Vec<_>>().join(" and ");
+            let what = format!("{} is on {hosts} now.", placed.request.name);
+            (AggregateId(placed.id), what)
+        };
+        placed.map(tell).collect()
     }
 
     /// Hosts that came, went or changed.

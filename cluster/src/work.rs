@@ -193,7 +193,16 @@ impl Placed {
         (1..=WORK_HOSTS_MAX as usize).contains(&parts.len())
             && hosts.len() == parts.len()
             && parts[0].host == self.request.home
-            && total == Room::new(self.request.cores, self.request.memory_mib)
+            && self.has_its(total)
+    }
+
+    /// Whether that is what was asked for. A program may have left hosts since.
+    fn has_its(&self, total: Room) -> bool {
+        let wanted = Room::new(self.request.cores, self.request.memory_mib);
+        match self.request.kind {
+            WorkKind::Machine => total == wanted,
+            WorkKind::Program => wanted.holds(total),
+        }
     }
 }
 
@@ -384,6 +393,27 @@ impl Cluster {
             work.take(entry);
         }
         Ok(work.placed.remove(name).filter(|placed| placed.id == id))
+    }
+
+    /// A program has left hosts: its slices there have given their memory back. Nothing happens
+    /// where it has no part there, or the name another number by now. `false`: the record has
+    /// just changed, and the caller says it again.
+    pub fn parts_left(&self, name: &str, id: u64, hosts: &[String]) -> Result<bool, ClusterError> {
+        let Some(mut placed) = self.placed(name, id)? else {
+            return Ok(true);
+        };
+        let before = placed.parts.len();
+        let home = placed.request.home.clone();
+        placed
+            .parts
+            .retain(|part| part.host == home || !hosts.contains(&part.host));
+        if placed.parts.len() == before {
+            return Ok(true);
+        }
+        let key = format!("{PLACED}{name}");
+        let condition = Condition::Unchanged(key.clone(), placed.revision);
+        let change = Change::put(key, json(&placed));
+        Ok(self.store.commit(&[condition], &[change])? != Committed::Refused)
     }
 
     /// An agent has carried the order of `placed` out, or could not. What was carried out counts

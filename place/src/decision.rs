@@ -242,7 +242,7 @@ impl Decision {
                 host_name(*host),
                 match can_move {
                     true => "no other host has room for its part",
-                    false => "cannot move: end it, or wait for its end",
+                    false => "the cluster cannot move it: end it, or wait until it leaves or ends",
                 }
             ),
             Decision::TooLate { host, needed, left } => format!(

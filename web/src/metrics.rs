@@ -106,6 +106,14 @@ fn of_hosts(registry: &mut Registry, overview: &Overview) {
         &|host| Some(flag(host.state == HostState::Lends)),
     );
     of_each(
+        (
+            "host_failing",
+            None,
+            "Whether the host is expected to fail, so that everything leaves it",
+        ),
+        &|host| Some(flag(host.trouble.is_some())),
+    );
+    of_each(
         ("host_cores", None, "Cores that the host offers"),
         &|host| Some(f64::from(host.cores)),
     );

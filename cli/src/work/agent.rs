@@ -15,7 +15,7 @@ use weft_node::member::Membership;
 use weft_node::said::plain;
 use weft_store::{LeaseId, StoreError};
 
-use super::gauge::Gauge;
+use super::gauge::{self, Gauge};
 use super::mover::Mover;
 use super::{Instructions, Reply};
 
@@ -236,8 +236,23 @@ impl Agent {
             let _ = self
                 .renew()
                 .and_then(|()| self.carry_out())
+                .and_then(|()| self.tell_left())
                 .and_then(|()| self.tell_live());
         }
+    }
+
+    /// Says which hosts a program has left since it was placed.
+    fn tell_left(&self) -> Result<(), ClusterError> {
+        if self.mover.is_some() {
+            return Ok(());
+        }
+        let hosts = gauge::left_hosts(self.launcher);
+        if !hosts.is_empty() {
+            // If another change came first, the next turn says it again.
+            self.cluster
+                .parts_left(&self.request.name, self.id, &hosts)?;
+        }
+        Ok(())
     }
 
     /// Says what the aggregate does, while somebody looks.

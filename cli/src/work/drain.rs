@@ -112,7 +112,7 @@ fn until_left(
 fn forecast(leaving: &Leaving, patience: Option<Duration>) {
     if !leaving.stays.is_empty() {
         eprintln!(
-            "weft: cannot move, and stays until it ends: {}",
+            "weft: cannot leave, and stays until it ends: {}",
             leaving.stays.join(", ")
         );
     }

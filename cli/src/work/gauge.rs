@@ -22,6 +22,19 @@ struct Reading {
     counters: Counters,
 }
 
+/// The hosts that the program of this launcher has left; none if it does not answer.
+pub fn left_hosts(launcher: u32) -> Vec<String> {
+    let asked = rundir::directory()
+        .ok()
+        .and_then(|directory| rundir::ask(&directory, launcher, &AggregateRequest::View).ok());
+    let Some(AggregateReply::View(view)) = asked else {
+        return Vec::new();
+    };
+    let nodes = view.nodes.into_iter().filter(|node| node.node > 0);
+    let left = nodes.filter(|node| node.state == NodeState::Left);
+    left.map(|node| node.name).collect()
+}
+
 /// What was read last.
 #[derive(Default)]
 pub struct Gauge {

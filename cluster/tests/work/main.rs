@@ -491,6 +491,50 @@ fn answers(plans: &[Plan]) -> Vec<&str> {
     answers.collect()
 }
 
+/// A program's slice has given its memory back: the room is free, and the record as small.
+#[test]
+fn a_program_that_has_left_a_host_frees_its_room() {
+    let cluster = cluster();
+    for host in &HOSTS[..2] {
+        live(&cluster, *host);
+    }
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    let lease = cluster.lease().unwrap();
+    let program = |name: &str| WorkRequest {
+        kind: WorkKind::Program,
+        ..request(name, "alpha", 1, 6 * 1024, 16)
+    };
+    let id = cluster.ask(&program("sort"), lease).unwrap();
+    let plans = leader.plan(&cluster, 1);
+    leader.commit(plans).unwrap();
+    let placed = cluster.work().unwrap().placed["sort"].clone();
+    let [home, other] = &placed.parts[..] else {
+        panic!("{placed:?}")
+    };
+    let left = |hosts: &[&str]| {
+        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        cluster.parts_left("sort", id, &hosts).unwrap()
+    };
+    // The home stays, and a host without a part changes nothing.
+    assert!(left(&["alpha", "gamma"]));
+    assert_eq!(cluster.work().unwrap().placed["sort"], placed);
+    assert!(left(&[&other.host]));
+    let placed = cluster.work().unwrap().placed["sort"].clone();
+    assert_eq!(placed.parts, [home.clone()]);
+    let plans = leader.plan(&cluster, 2);
+    assert_eq!(notes(&plans), ["sort is on alpha now."]);
+    leader.commit(plans).unwrap();
+    assert_eq!(leader.plan(&cluster, 3), []);
+    // Of another number it says nothing.
+    cluster.work_ended("sort", id).unwrap();
+    let again = cluster.ask(&program("sort"), lease).unwrap();
+    assert_ne!(again, id);
+    let plans = leader.plan(&cluster, 4);
+    leader.commit(plans).unwrap();
+    assert!(left(&[&other.host]));
+    assert_eq!(cluster.work().unwrap().placed["sort"].parts.len(), 2);
+}
+
 #[test]
 fn a_user_has_no_more_than_its_quota() {
     let cluster = cluster();

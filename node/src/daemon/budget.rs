@@ -49,6 +49,8 @@ struct State {
     limit_pages: u64,
     used_pages: u64,
     slots: Vec<Option<Slot>>,
+    /// All slices that can leave should.
+    all_leave: bool,
 }
 
 /// What a slice takes of the limit.
@@ -75,7 +77,7 @@ impl State {
     /// The slot that should leave: of those that suffice the smallest, else the largest.
     fn next_to_leave(&self, now: Instant) -> Option<usize> {
         let wanted = self.wanted_back(now);
-        if wanted == 0 {
+        if wanted == 0 && !self.all_leave {
             return None;
         }
         let slots = self.slots.iter().enumerate();
@@ -117,6 +119,7 @@ impl Budget {
                 limit_pages,
                 used_pages: 0,
                 slots: (0..slots).map(|_| None).collect(),
+                all_leave: false,
             }),
         })
     }
@@ -143,6 +146,11 @@ impl Budget {
     /// Lends more or less than before. What is lent stays lent until its slice leaves.
     pub fn set_limit(&self, pages: u64) {
         self.lock().limit_pages = pages;
+    }
+
+    /// Has all slices leave that can, or no more than [`Budget::set_limit`] wants.
+    pub fn set_all_leave(&self, all_leave: bool) {
+        self.lock().all_leave = all_leave;
     }
 
     /// Pages that are lent beyond the limit, without those that were asked for.
@@ -315,6 +323,15 @@ mod tests {
         assert_eq!(budget.wanted_back(later), bound_pages(9000));
         drop(large);
         assert_eq!(budget.used_pages(), used - bound_pages(3000));
+        // A host that is drained is left by all, within the limit, too.
+        let last = later + 2 * LEAVES_WITHIN;
+        budget.set_limit(used);
+        budget.set_all_leave(true);
+        let asked = |now| [&small, &middle, &machine].map(|slice| slice.is_wanted_back(now));
+        assert_eq!(asked(last), [true, true, false]);
+        assert_eq!(asked(last), [false; 3]);
+        budget.set_all_leave(false);
+        assert_eq!(asked(last + LEAVES_WITHIN), [false; 3]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, HostRecord, HostReport};
+use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, HostRecord, HostReport, Member};
 use weft_store::{LeaseId, StoreError};
 
 use super::health::Health;
@@ -137,6 +137,7 @@ impl Heartbeat {
             .map(|member| member.revision)
             .max()
             .unwrap_or(0);
+        self.leave_host(&cluster, &members)?;
         let hosts: Vec<HostRecord> = members.into_iter().map(|member| member.record).collect();
         let peers = self.membership.peers(&hosts, &self.shared.config.peers);
         self.shared.set_members(peers);
@@ -147,6 +148,19 @@ impl Heartbeat {
                 .say(&format!("cluster: cannot look at what runs: {text}"));
         }
         self.seen = cluster.wait_for_change(self.seen.max(newest), TURN)?;
+        Ok(())
+    }
+
+    /// Has slices of programs leave while this host is drained, or expected to fail.
+    fn leave_host(&self, cluster: &Cluster, members: &[Member]) -> Result<(), MemberError> {
+        let mut members = members.iter();
+        let own = members.find(|member| member.record.name == self.membership.host);
+        let all_leave = match own {
+            Some(own) if own.cordon.draining => true,
+            Some(own) if own.trouble().is_some() => !cluster.hands_off()?,
+            _ => false,
+        };
+        self.shared.budget.set_all_leave(all_leave);
         Ok(())
     }
 

@@ -21,7 +21,7 @@ const LENT: &str = "1500M";
 /// Longer than any check.
 const BOUND: Duration = Duration::from_secs(120);
 
-pub(super) const CHECKS: [(&str, Check); 12] = [
+pub(super) const CHECKS: [(&str, Check); 13] = [
     ("needs a host that decides", without_leader),
     ("is planned, and nothing starts", dry_run),
     ("runs on several hosts where one is too small", spread),
@@ -29,6 +29,7 @@ pub(super) const CHECKS: [(&str, Check); 12] = [
     ("is a machine", machine),
     ("stays away from a cordoned host", cordoned),
     ("leaves a drained host, and is pulled together", moved),
+    ("leaves a drained host as a program", program_leaves),
     ("gives memory back to the owner of a host", gives_back),
     ("goes on while the store stands still", silent_store),
     ("whose launcher is killed is over", killed_launcher),
@@ -377,6 +378,29 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
     let views = site.succeeds("home", "vm list --json")?;
     ensure!(views.contains("\"running\""), "{views}");
     site.succeeds("home", "vm stop --timeout 0 web")?;
+    running(site, 0)
+}
+
+/// Its slice there gives its pages to the home, and the cluster counts the room as free.
+fn program_leaves(site: &mut Site<'_>) -> Result<()> {
+    let go = site.directory.join("go-leave");
+    let free = free_at_home(site)?;
+    let program = hold(site, free + 200, &go, &["--stretch", "now"])?;
+    running(site, 1)?;
+    let lender = plan(site, "home")?["runs"][0]["parts"][1]["host"].clone();
+    let lender = lender.as_str().context("a second host")?.to_owned();
+    let drained = begin(site, &["node", "drain", &lender, "--wait", "60"])?;
+    let says = ended_well(drained)?;
+    ensure!(says.contains("nothing of the cluster is on"), "{says}");
+    let parts = plan(site, "home")?["runs"][0]["parts"].clone();
+    ensure!(
+        parts.as_array().map(Vec::len) == Some(1) && parts[0]["host"] == "home",
+        "{parts}"
+    );
+    site.succeeds("home", &format!("node uncordon {lender}"))?;
+    fs::write(&go, "")?;
+    let says = ended_well(program)?;
+    ensure!(says.contains("is wanted back by its owner"), "{says}");
     running(site, 0)
 }
 

@@ -322,7 +322,7 @@ async function change(method, path, body) {
 
 async function act(word, host) {
   const here = state.overview.runs.filter((run) => run.parts.some((part) => part.host === host)).map((run) => run.name);
-  const fixed = state.overview.runs.filter((run) => run.parts.some((part) => part.host === host) && (run.kind === "program" || run.home === host)).map((run) => run.name);
+  const fixed = state.overview.runs.filter((run) => run.parts.some((part) => part.host === host) && run.home === host).map((run) => run.name);
   if (word === "drain") {
     const stays = fixed.length ? ` Not able to move, so it stays until it ends: ${fixed.join(", ")}.` : "";
     const leaves = here.filter((name) => !fixed.includes(name));
