@@ -66,7 +66,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use weft_store::{Change, Committed, Condition, LeaseId, Store, StoreError};
+use weft_store::{Change, Committed, Condition, LeaseId, Revision, Store, StoreError};
 
 const IDENTITY: &str = "weft/cluster";
 const TOKENS: &str = "weft/token/";
@@ -365,6 +365,11 @@ impl Cluster {
             Committed::Done(_) => Ok(()),
             Committed::Refused => Err(none()),
         }
+    }
+
+    /// Lets the store forget what changed up to this revision: nothing needs it any more.
+    pub fn forget_changes(&self, until: Revision) -> Result<(), ClusterError> {
+        Ok(self.store.forget_changes(until)?)
     }
 
     /// All that a leader decides by.

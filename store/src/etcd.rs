@@ -340,6 +340,18 @@ impl Store for Etcd {
         }
     }
 
+    fn forget_changes(&self, until: Revision) -> Result<(), StoreError> {
+        let body = json!({ "revision": until.to_string() });
+        match self.call::<Value>("/v3/kv/compaction", &body, true) {
+            Ok(_) => Ok(()),
+            // By somebody else, or by the first try of this call.
+            Err(StoreError::Refused { reason, .. }) if reason.contains(messages::COMPACTED) => {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn watch(
         &self,
         prefix: &str,

@@ -182,6 +182,12 @@ pub trait Store: Send + Sync {
         after: Revision,
         wait: Duration,
     ) -> Result<Vec<Update>, StoreError>;
+
+    /// What changed up to this revision need not be kept any more. An etcd keeps all of it until
+    /// it is told so; other stores have a bound of their own, and do nothing.
+    fn forget_changes(&self, _until: Revision) -> Result<(), StoreError> {
+        Ok(())
+    }
 }
 
 /// Checks the bounds that both stores have.

@@ -81,6 +81,25 @@ fn of_members(members: usize, test: fn(&dyn Store)) {
     }
 }
 
+fn old_changes_may_be_forgotten(store: &dyn Store) {
+    let first = put(store, "f/a", "1");
+    put(store, "f/a", "2");
+    let last = put(store, "f/b", "3");
+    store.forget_changes(last).unwrap();
+    // Again, and less: nothing happens.
+    store.forget_changes(last).unwrap();
+    store.forget_changes(first).unwrap();
+    assert_eq!(keys(store, "f/"), ["f/a", "f/b"]);
+    match store.watch("f/", first, Duration::ZERO) {
+        Ok(updates) => assert_eq!(updates.len(), 2),
+        Err(error) => assert!(matches!(error, StoreError::Compacted { after } if after == first)),
+    }
+    // What comes later is seen.
+    let next = put(store, "f/c", "4");
+    let updates = store.watch("f/", last, Duration::from_secs(5)).unwrap();
+    assert_eq!((&updates[0].key[..], updates[0].revision), ("f/c", next));
+}
+
 /// Each test over each store.
 macro_rules! contract {
     ($($name:ident),* $(,)?) => {
@@ -107,6 +126,7 @@ contract!(
     one_of_many_gets_the_key,
     many_keys_are_of_one_moment,
     bounds_are_said,
+    old_changes_may_be_forgotten,
 );
 
 fn done(committed: Result<Committed, StoreError>) -> Revision {

@@ -186,6 +186,7 @@ fn check_no_browser(request: &Request<Incoming>) -> Result<(), Refusal> {
 enum Call {
     Range,
     Txn,
+    Compaction,
     Grant,
     KeepAlive,
     Revoke,
@@ -240,6 +241,12 @@ struct LeaseRequest {
     ttl: Value,
 }
 
+/// `POST /v3/kv/compaction`.
+#[derive(Deserialize)]
+struct Compaction {
+    revision: Value,
+}
+
 /// `POST /v3/watch`.
 #[derive(Deserialize)]
 struct WatchRequest {
@@ -258,6 +265,7 @@ impl Call {
         let call = match path {
             "/v3/kv/range" => Call::Range,
             "/v3/kv/txn" => Call::Txn,
+            "/v3/kv/compaction" => Call::Compaction,
             "/v3/lease/grant" => Call::Grant,
             "/v3/lease/keepalive" => Call::KeepAlive,
             "/v3/lease/revoke" => Call::Revoke,
@@ -279,6 +287,10 @@ impl Call {
         match self {
             Call::Range => range(body, store),
             Call::Txn => txn(body, store),
+            Call::Compaction => {
+                store.forget_changes(number(&parse::<Compaction>(body)?.revision)?)?;
+                Ok(json!({ "header": {} }))
+            }
             Call::Grant => {
                 let seconds = number(&parse::<LeaseRequest>(body)?.ttl)?;
                 let lease = store.grant(Duration::from_secs(seconds))?;

@@ -38,6 +38,7 @@ pub(super) fn start(
         directory,
         membership,
         health: Health::new(Path::new("/")),
+        reported: None,
         missing: BTreeSet::new(),
         seen: 0,
         trouble: None,
@@ -59,11 +60,41 @@ pub(super) fn end(shared: &Shared) {
     }
 }
 
+/// How old a report may be that differs only a little from what is now.
+const REPORT_AGE_MAX: Duration = Duration::from_secs(30);
+
+/// What this host said last of itself.
+struct Reported {
+    report: HostReport,
+    lease: LeaseId,
+    at: Instant,
+}
+
+impl Reported {
+    /// Whether it has to be said again. A store keeps each version for some time, so small
+    /// changes of load and free memory have to wait.
+    fn is_old(&self, now: &HostReport) -> bool {
+        let known = &self.report;
+        let small = HostReport {
+            free_bytes: known.free_bytes,
+            load: known.load,
+            ..now.clone()
+        };
+        let free = known.free_bytes.abs_diff(now.free_bytes);
+        let load = (known.load - now.load).abs();
+        small != *known
+            || free > known.free_bytes / 16
+            || load > 0.1 + known.load / 8.0
+            || self.at.elapsed() > REPORT_AGE_MAX
+    }
+}
+
 struct Heartbeat {
     shared: Arc<Shared>,
     directory: PathBuf,
     membership: Membership,
     health: Health,
+    reported: Option<Reported>,
     /// What of this host's work had no launcher and no agent in the last turn.
     missing: BTreeSet<u64>,
     /// The revision of the members that are known.
@@ -117,8 +148,7 @@ impl Heartbeat {
     fn turn(&mut self) -> Result<(), MemberError> {
         let (cluster, lease) = self.lease()?;
         let key = self.shared.keys.public().to_string();
-        let report = self.host_report();
-        match cluster.report(&self.membership.host, &key, &report, lease) {
+        match self.report(&cluster, lease, &key) {
             Ok(()) => {}
             Err(ClusterError::Store(StoreError::LeaseGone(_))) => {
                 // It ran out: the next turn asks for another one.
@@ -132,6 +162,10 @@ impl Heartbeat {
             Err(error) => return Err(error.into()),
         }
         let members = cluster.members()?;
+        let is_own = |record: &HostRecord| record.name == self.membership.host && record.key == key;
+        if !members.iter().any(|member| is_own(&member.record)) {
+            return Err(ClusterError::NoSuchHost(self.membership.host.clone()).into());
+        }
         let newest = members
             .iter()
             .map(|member| member.revision)
@@ -148,6 +182,22 @@ impl Heartbeat {
                 .say(&format!("cluster: cannot look at what runs: {text}"));
         }
         self.seen = cluster.wait_for_change(self.seen.max(newest), TURN)?;
+        Ok(())
+    }
+
+    /// Says how this host is, if that is news.
+    fn report(&mut self, cluster: &Cluster, lease: LeaseId, key: &str) -> Result<(), ClusterError> {
+        let report = self.host_report();
+        let known = self.reported.as_ref();
+        if known.is_some_and(|known| known.lease == lease && !known.is_old(&report)) {
+            return Ok(());
+        }
+        cluster.report(&self.membership.host, key, &report, lease)?;
+        self.reported = Some(Reported {
+            report,
+            lease,
+            at: Instant::now(),
+        });
         Ok(())
     }
 
@@ -244,5 +294,37 @@ impl Heartbeat {
             free_bytes: host::available_memory_bytes(),
             load: load.unwrap_or(0.0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_changes_are_not_news() {
+        let report = HostReport {
+            lends_bytes: 1 << 30,
+            free_bytes: 16 << 30,
+            load: 1.0,
+            ..HostReport::default()
+        };
+        let known = Reported {
+            report: report.clone(),
+            lease: LeaseId(1),
+            at: Instant::now(),
+        };
+        let now = |change: fn(&mut HostReport)| {
+            let mut now = report.clone();
+            change(&mut now);
+            known.is_old(&now)
+        };
+        assert!(!now(|_| {}));
+        assert!(!now(|now| now.free_bytes -= 1 << 30));
+        assert!(now(|now| now.free_bytes -= 2 << 30));
+        assert!(!now(|now| now.load = 1.2));
+        assert!(now(|now| now.load = 1.3));
+        assert!(now(|now| now.lent_bytes = 1));
+        assert!(now(|now| now.trouble = Some("1 machine check".into())));
     }
 }

@@ -32,6 +32,42 @@ pub(super) fn start(shared: &Arc<Shared>, membership: Membership) -> io::Result<
     Ok(())
 }
 
+/// How much of its history a store keeps, at least; at most twice as much.
+const HISTORY: Duration = Duration::from_secs(300);
+
+/// An etcd keeps all that ever changed, until its space is used up, unless it is told what
+/// nothing needs any more (etcd's documentation, "Maintenance"). Kubernetes' API server does the
+/// same with its etcd.
+struct History {
+    /// The newest revision, some time ago.
+    revision: u64,
+    noted: Instant,
+}
+
+impl Default for History {
+    fn default() -> History {
+        History {
+            revision: 0,
+            noted: Instant::now(),
+        }
+    }
+}
+
+impl History {
+    /// Has the store forget what is old.
+    fn forget(&mut self, cluster: &Cluster, newest: u64) -> Result<(), ClusterError> {
+        if self.noted.elapsed() < HISTORY {
+            return Ok(());
+        }
+        self.noted = Instant::now();
+        let old = std::mem::replace(&mut self.revision, newest);
+        match old {
+            0 => Ok(()),
+            old => cluster.forget_changes(old),
+        }
+    }
+}
+
 struct Candidate {
     shared: Arc<Shared>,
     membership: Membership,
@@ -129,6 +165,7 @@ impl Candidate {
     fn decide(&self, cluster: &Cluster, term: &Term, lease: LeaseId) -> Result<(), MemberError> {
         let mut planner = Planner::by_default();
         let begun = Instant::now();
+        let mut history = History::default();
         while !self.ends(Duration::ZERO) {
             cluster.renew(lease)?;
             let state = cluster.state()?;
@@ -146,6 +183,11 @@ impl Candidate {
                     ))) => self.shared.say(&format!("cluster: {}", sentence(&error))),
                     outcome => outcome?,
                 }
+            }
+            if let Err(error) = history.forget(cluster, state.work.revision) {
+                let text = sentence(&error);
+                self.shared
+                    .say(&format!("cluster: the store's history grows: {text}"));
             }
             cluster.wait_for_work(state.work.revision, TURN)?;
         }

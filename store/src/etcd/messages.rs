@@ -10,6 +10,9 @@ use std::str::FromStr;
 /// What etcd says about a lease that it does not know.
 pub const NO_LEASE: &str = "requested lease not found";
 
+/// What an etcd answers if it has forgotten so much already.
+pub const COMPACTED: &str = "required revision has been compacted";
+
 pub fn base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
