@@ -416,12 +416,8 @@ pub enum QuotaCommand {
     Set {
         /// The user's name, or * for each user without a quota of its own
         user: String,
-        /// Maximum number of cores
-        #[arg(long, value_name = "N", required_unless_present = "memory")]
-        cores: Option<u32>,
-        /// Maximum memory
-        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-        memory: Option<u64>,
+        #[command(flatten)]
+        bounds: QuotaArgs,
     },
     /// List quotas, and what users have
     List {
@@ -434,6 +430,18 @@ pub enum QuotaCommand {
         /// The user's name, or *
         user: String,
     },
+}
+
+/// One of them at least.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub struct QuotaArgs {
+    /// Maximum number of cores
+    #[arg(long, value_name = "N")]
+    pub cores: Option<u32>,
+    /// Maximum memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
 }
 
 /// `weft cluster access …`.

@@ -25,13 +25,9 @@ struct Line {
 pub fn run(command: &QuotaCommand) -> anyhow::Result<()> {
     let (_, cluster) = Membership::joined()?;
     match command {
-        QuotaCommand::Set {
-            user,
-            cores,
-            memory,
-        } => {
-            let memory_mib = memory.map(|bytes| bytes >> 20);
-            let cores = *cores;
+        QuotaCommand::Set { user, bounds: most } => {
+            let memory_mib = most.memory.map(|bytes| bytes >> 20);
+            let cores = most.cores;
             cluster.set_quota(user, Quota { cores, memory_mib })?;
             let who = match &user[..] {
                 ANY_USER => "each user without a quota of its own".to_owned(),
