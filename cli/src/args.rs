@@ -309,6 +309,17 @@ pub enum ClusterCommand {
         /// Its name [default: this host]
         host: Option<String>,
     },
+    /// Have a part of a machine that the cluster placed move to another host, and wait until it
+    /// has
+    Move {
+        /// The machine's name, as `weft plan` shows it
+        name: String,
+        /// The host that gets the part
+        host: String,
+        /// The host whose part moves [default: that of the smallest part that can move]
+        #[arg(long, value_name = "HOST")]
+        from: Option<String>,
+    },
     /// Free the name and the room of what runs or waits in the cluster, although nothing has
     /// said that it ended. Only if nothing of it runs: it could be started twice
     Forget {

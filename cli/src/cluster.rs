@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use weft_cluster::{Cluster, ClusterError, HostRecord, HostReport, Token};
+use weft_cluster::{Cluster, ClusterError, HostRecord, HostReport, MoveWish, Token};
 use weft_node::config;
 use weft_node::member::{self, MemberError, Membership, StoreAddress};
 use weft_node::size::format_bytes;
@@ -31,6 +31,9 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
         ClusterCommand::Invite { minutes } => invite(minutes)?,
         ClusterCommand::Join { token, store, host } => join(token.as_deref(), &store, &host)?,
         ClusterCommand::Leave { host } => leave(host.as_deref())?,
+        ClusterCommand::Move { name, host, from } => {
+            return crate::work::move_part(&name, MoveWish { from, to: host });
+        }
         ClusterCommand::Forget { name } => crate::work::forget(&name)?,
         ClusterCommand::HandsOff { hands_off } => crate::work::hands_off(hands_off)?,
         ClusterCommand::Log { follow, json } => log::show(follow, json)?,

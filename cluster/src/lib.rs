@@ -60,7 +60,9 @@ pub use overview::{HostView, NextMove, Overview, RunView, WaitView};
 pub use planner::{POLICY, Plan, Planner, lent_mib};
 pub use quota::{ANY_USER, Quota, Quotas, Usage};
 pub use token::{Secret, Token};
-pub use work::{Answer, Asked, Mark, MoveOrder, Placed, Work, WorkKind, WorkPart, WorkRequest};
+pub use work::{
+    Answer, Asked, Mark, MoveOrder, MoveWish, Placed, Work, WorkKind, WorkPart, WorkRequest,
+};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

@@ -35,6 +35,8 @@ pub enum Plan {
     },
     /// Have an aggregate move.
     Move { placed: Placed, order: MoveOrder },
+    /// Say why a move does not come about that an operator wanted.
+    RefuseWish { placed: Placed, why: String },
     /// Take an order back: nothing carries it out.
     CancelMove { placed: Placed },
     /// An aggregate must leave a host, and does not.
@@ -208,6 +210,7 @@ impl Planner {
         let mut decisions = Vec::new();
         let mut plans = self.learn_all(now, state, &asked, &mut decisions);
         plans.extend(self.ask_in_turn(now, state, &mut decisions));
+        plans.extend(self.wish(now, work, &mut decisions));
         self.step(now, Event::Passed, &mut decisions);
         self.has_seen = true;
         let notes = std::mem::take(&mut self.notes).into_iter();
@@ -293,6 +296,31 @@ impl Planner {
             if let Some(event) = event {
                 self.step(now, event, decisions);
             }
+        }
+        plans
+    }
+
+    /// Moves that operators want.
+    fn wish(&mut self, now: Duration, work: &Work, decisions: &mut Vec<Decision>) -> Vec<Plan> {
+        let mut plans = Vec::new();
+        for placed in work.placed.values().filter(|placed| placed.order.is_none()) {
+            let Some(wish) = &placed.wish else {
+                continue;
+            };
+            let from = wish.from.as_ref().map(|from| self.host_of(from));
+            let (Some(to), false) = (self.host_of(&wish.to), from == Some(None)) else {
+                let name = &placed.request.name;
+                let why = format!("{name} does not move: a host of the move has left.");
+                let placed = placed.clone();
+                plans.push(Plan::RefuseWish { placed, why });
+                continue;
+            };
+            let event = Event::MoveAsked {
+                id: AggregateId(placed.id),
+                from: from.flatten(),
+                to,
+            };
+            self.learn(now, [event], decisions);
         }
         plans
     }
@@ -606,6 +634,11 @@ impl Planner {
             let parts = self.work_parts(&after, &placed.request)?;
             let order = MoveOrder { parts, why };
             return Some(Plan::Move { placed, order });
+        }
+        if let Decision::NotMoved { id, .. } = decision {
+            let mut placed = work.placed.values();
+            let placed = placed.find(|placed| placed.id == id.0)?.clone();
+            return Some(Plan::RefuseWish { placed, why });
         }
         if let Decision::Stuck { host, .. } = decision {
             let host = self.hosts[host].clone();

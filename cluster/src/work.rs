@@ -146,9 +146,12 @@ pub struct Placed {
     /// Orders so far, the open one included.
     #[serde(default)]
     pub orders: u64,
-    /// Why the last order was not carried out.
+    /// Why the last order was not carried out, or given.
     #[serde(default)]
     pub failure: Option<String>,
+    /// A move that an operator wants, until the leader has answered.
+    #[serde(default)]
+    pub wish: Option<MoveWish>,
     /// The revision of this record.
     #[serde(skip)]
     revision: u64,
@@ -161,6 +164,16 @@ pub struct MoveOrder {
     pub parts: Vec<WorkPart>,
     /// A sentence.
     pub why: String,
+}
+
+/// A move of a part that an operator wants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveWish {
+    /// `None`: its smallest part that can move.
+    #[serde(default)]
+    pub from: Option<String>,
+    pub to: String,
 }
 
 impl Placed {
@@ -176,7 +189,10 @@ impl Placed {
 
     fn is_sound(&self) -> bool {
         let order = self.order.as_ref();
+        let wish = self.wish.iter();
+        let mut named = wish.flat_map(|wish| wish.from.iter().chain([&wish.to]));
         self.request.is_sound()
+            && named.all(|host| check_name(host).is_ok())
             && self.are_sound(&self.parts)
             && order.is_none_or(|order| self.are_sound(&order.parts))
     }
@@ -416,6 +432,31 @@ impl Cluster {
         Ok(self.store.commit(&[condition], &[change])? != Committed::Refused)
     }
 
+    /// Asks the leader for a move. It orders that, or says why not: in the record's `failure`.
+    pub fn wish(&self, name: &str, wish: &MoveWish) -> Result<(), ClusterError> {
+        for _ in 0..ORDER_TRIES {
+            let Some(mut placed) = self.work()?.placed.remove(name) else {
+                return Err(ClusterError::NoSuchWork(name.into()));
+            };
+            let members = self.members()?;
+            for host in wish.from.iter().chain([&wish.to]) {
+                let mut members = members.iter();
+                if !members.any(|member| member.record.name == *host) {
+                    return Err(ClusterError::NoSuchHost(host.clone()));
+                }
+            }
+            placed.wish = Some(wish.clone());
+            placed.failure = None;
+            let key = format!("{PLACED}{name}");
+            let condition = Condition::Unchanged(key.clone(), placed.revision);
+            let change = Change::put(key, json(&placed));
+            if self.store.commit(&[condition], &[change])? != Committed::Refused {
+                return Ok(());
+            }
+        }
+        Err(ClusterError::Busy)
+    }
+
     /// An agent has carried the order of `placed` out, or could not. What was carried out counts
     /// also if the leader has taken the order back meanwhile; else that changes nothing.
     pub fn order_ended(
@@ -491,6 +532,7 @@ impl Term {
             why: why.clone(),
             order: None,
             orders: 0,
+            wish: None,
             failure: None,
             revision: 0,
         };
@@ -514,9 +556,22 @@ impl Term {
             order: Some(order),
             orders: placed.orders + 1,
             failure: None,
+            wish: None,
             ..placed.clone()
         };
         self.replace(placed, &new, Some(record))
+    }
+
+    /// Says that a move does not come about that an operator wanted. `why`: a sentence. `false`: it
+    /// has ended, or changed.
+    pub fn refuse_wish(&self, placed: &Placed, why: &str) -> Result<bool, ClusterError> {
+        let (_, phrase) = why.split_once(": ").unwrap_or(("", why));
+        let new = Placed {
+            failure: Some(phrase.trim_end_matches('.').to_owned()),
+            wish: None,
+            ..placed.clone()
+        };
+        self.replace(placed, &new, Some((LogKind::Fail, why.to_owned())))
     }
 
     /// Takes an order back whose agent is gone. `false`: it has ended, or changed.

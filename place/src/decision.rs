@@ -35,6 +35,13 @@ pub enum Decision {
         why: Moved,
         expected: Duration,
     },
+    /// It does not move as an operator asked.
+    NotMoved {
+        id: AggregateId,
+        name: Box<str>,
+        to: HostId,
+        why: NotMoved,
+    },
     /// A spread aggregate is on one host now: best fit is responsible for it again.
     Whole {
         id: AggregateId,
@@ -105,7 +112,23 @@ pub enum Refused {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotMoved {
+    /// One move at a time.
+    Moves,
+    /// It has no part elsewhere, or not there, that may move.
+    NoPart,
+    /// The host takes nothing new.
+    Closed,
+    NoRoom {
+        part: Room,
+        free: Room,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Moved {
+    /// An operator wants it.
+    Asked,
     /// The source then has a block of `larger` free cores.
     LargerBlock {
         from: HostId,
@@ -197,6 +220,9 @@ impl Decision {
                 let transfers = transfers(moving, &host_name);
                 let seconds = expected.as_secs_f64();
                 match why {
+                    Moved::Asked => format!(
+                        "{name} moves {transfers} within {seconds:.1} s: an operator wants it."
+                    ),
                     Moved::LargerBlock {
                         from,
                         larger,
@@ -224,6 +250,22 @@ impl Decision {
                     Moved::Leaves { host, why } => format!(
                         "{name} moves {transfers} within {seconds:.1} s: {} {why}.",
                         host_name(*host)
+                    ),
+                }
+            }
+            Decision::NotMoved { name, to, why, .. } => {
+                let to = host_name(*to);
+                match why {
+                    NotMoved::Moves => format!("{name} does not move to {to}: it moves already."),
+                    NotMoved::NoPart => format!(
+                        "{name} does not move to {to}: no such part of it can move; the first one \
+                         is where its launcher is."
+                    ),
+                    NotMoved::Closed => {
+                        format!("{name} does not move to {to}: nothing new comes there.")
+                    }
+                    NotMoved::NoRoom { part, free } => format!(
+                        "{name} does not move to {to}: {free} are free there, its part has {part}."
                     ),
                 }
             }

@@ -26,7 +26,7 @@ mod scheduler;
 mod tests;
 
 pub use costs::{Costs, MoveCosts, SpreadCosts};
-pub use decision::{Decision, Delayed, Moved, Refused, Started};
+pub use decision::{Decision, Delayed, Moved, NotMoved, Refused, Started};
 pub use host::{Device, Features, Health, Host, HostId, Leave};
 pub use inventory::{Aggregate, Inventory, InventoryError};
 pub use placement::{Move, Part, Placement, Transfer};

@@ -10,6 +10,7 @@
 //!   one that waits for its home: others may start where they take nothing of that host.
 
 mod adopted;
+mod asked;
 mod leaving;
 
 pub use adopted::Adopted;
@@ -86,6 +87,13 @@ pub enum Event {
     /// that nothing is decided before all of them are known.
     Adopted(Vec<Adopted>),
     Requested(Request),
+    /// An operator wants a part of an aggregate elsewhere: the one on `from`, else its smallest
+    /// that may move.
+    MoveAsked {
+        id: AggregateId,
+        from: Option<HostId>,
+        to: HostId,
+    },
     /// It has ended, or is not wanted any more.
     Ended(AggregateId),
     MoveEnded(AggregateId, MoveResult),
@@ -265,6 +273,11 @@ impl Scheduler {
             }
             Event::Adopted(adopted) => self.adopt_all(now, adopted)?,
             Event::Requested(request) => return Ok(self.requested(request, decisions)),
+            Event::MoveAsked { id, from, to } => {
+                self.known(to)?;
+                from.map_or(Ok(()), |from| self.known(from))?;
+                decisions.extend(self.move_asked(id, from, to));
+            }
             Event::Ended(id) => self.ended(id),
             Event::MoveEnded(id, result) => self.move_ended(now, id, result, decisions),
             Event::Passed => {}

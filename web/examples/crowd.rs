@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_cluster::{
-    Cluster, HostRecord, HostReport, Mark, Plan, Planner, Term, WorkKind, WorkRequest,
+    Cluster, Flow, HostRecord, HostReport, Live, LiveHost, Mark, Plan, Planner, Term, WorkKind,
+    WorkRequest,
 };
 use weft_store::{Embedded, LeaseId};
 use weft_web::{Listen, Server};
@@ -167,6 +168,7 @@ impl Crowd {
                 } => self.term.answer(&asked, why, refused, is_first),
                 Plan::Move { placed, order } => self.term.order(&placed, order),
                 Plan::CancelMove { placed } => self.term.cancel_order(&placed),
+                Plan::RefuseWish { placed, why } => self.term.refuse_wish(&placed, &why),
                 Plan::Stuck { .. } => Ok(true),
                 Plan::Note { kind, what } => self.term.note(kind, what),
             };
@@ -178,6 +180,47 @@ impl Crowd {
             .filter(|placed| placed.order.is_some())
         {
             let _ = self.cluster.order_ended(placed, Ok(()));
+        }
+    }
+
+    /// Half of the agents say what their aggregates do, as each does every two seconds while
+    /// somebody looks.
+    fn tell(&self, turn: u64) {
+        let (Ok(true), Ok(work)) = (self.cluster.is_watched(), self.cluster.work()) else {
+            return;
+        };
+        for placed in work
+            .placed
+            .values()
+            .filter(|placed| placed.id % 2 == turn % 2)
+        {
+            let rate = |n: u64| ((placed.id * 7919 + turn * 31 + n) % 4096 * 1000) as f64;
+            let home = &placed.parts[0].host;
+            let hosts = placed.parts.iter().map(|part| LiveHost {
+                host: part.host.clone(),
+                memory_bytes: part.memory_mib << 20,
+                vcpus: Some(part.cores),
+                executes: true,
+            });
+            let others = placed.parts[1..].iter().zip(0_u64..);
+            let flows = others.flat_map(|(part, n)| {
+                let flow = |from: &String, to: &String, n| Flow {
+                    from: from.clone(),
+                    to: to.clone(),
+                    bytes_per_s: rate(n),
+                };
+                [
+                    flow(home, &part.host, 2 * n),
+                    flow(&part.host, home, 2 * n + 1),
+                ]
+            });
+            let live = Live {
+                id: placed.id,
+                hosts: hosts.collect(),
+                flows: flows.collect(),
+            };
+            let lease = self.leases[0];
+            let _ = self.cluster.tell_live(&placed.request.name, &live, lease);
         }
     }
 
@@ -202,6 +245,7 @@ impl Crowd {
             self.ask(next);
             next += 1;
             self.decide();
+            self.tell(next as u64);
         }
     }
 }

@@ -3,7 +3,7 @@
 use hyper::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use weft_cluster::{Cluster, ClusterError, Cordon, Role};
+use weft_cluster::{Cluster, ClusterError, Cordon, MoveWish, Role};
 
 use crate::OPENAPI;
 use crate::listen::BodyError;
@@ -26,6 +26,7 @@ pub(crate) enum Operation {
 pub(crate) enum Change {
     Cordon { host: String, cordon: Cordon },
     Evacuate { host: String },
+    Move { name: String },
     HandsOff,
     Forget { name: String },
 }
@@ -36,7 +37,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
 
 /// Every route, as `openapi.json` writes it. A part in braces is a name.
-const ROUTES: [(Method, &str); 15] = [
+const ROUTES: [(Method, &str); 16] = [
     (Method::GET, "/"),
     (Method::GET, "/page.css"),
     (Method::GET, "/page.js"),
@@ -51,6 +52,7 @@ const ROUTES: [(Method, &str); 15] = [
     (Method::POST, "/v1/hosts/{name}/uncordon"),
     (Method::POST, "/v1/hosts/{name}/evacuate"),
     (Method::POST, "/v1/work/{name}/forget"),
+    (Method::POST, "/v1/work/{name}/move"),
     (Method::PUT, "/v1/hands-off"),
 ];
 
@@ -117,6 +119,7 @@ fn operation(route: &str, name: &str) -> Operation {
         "/v1/hosts/{name}/drain" => cordon(true, true),
         "/v1/hosts/{name}/uncordon" => cordon(false, false),
         "/v1/hosts/{name}/evacuate" => Operation::Change(Change::Evacuate { host: name.into() }),
+        "/v1/work/{name}/move" => Operation::Change(Change::Move { name: name.into() }),
         "/v1/work/{name}/forget" => Operation::Change(Change::Forget { name: name.into() }),
         _ => Operation::Change(Change::HandsOff),
     }
@@ -146,6 +149,7 @@ pub(crate) fn change(cluster: &Cluster, change: &Change, body: &[u8]) -> Result<
         Change::Cordon { host, cordon } => cluster.cordon(host, *cordon)?,
         Change::Forget { name } => cluster.forget_work(name)?,
         Change::Evacuate { host } => cluster.evacuate(host, &read::<Evacuate>(body)?.why)?,
+        Change::Move { name } => cluster.wish(name, &read::<MoveWish>(body)?)?,
         Change::HandsOff => cluster.set_hands_off(read::<HandsOff>(body)?.hands_off)?,
     }
     Ok(())

@@ -245,6 +245,12 @@ fn what_may_be_changed_is_changed() {
     assert_eq!(post("/v1/hosts/alpha/uncordon"), 200);
     assert_eq!(cordon(), Cordon::default());
     assert_eq!(trouble(), None);
+    let wish = |body: &str| {
+        let path = "/v1/work/nothing/move";
+        site.ask(Some(&site.key), "POST", path, body).0
+    };
+    assert_eq!(wish("{\"to\": \"alpha\"}"), 404);
+    assert_eq!(wish("{\"to\": \"alpha\", \"x\": 1}"), 400);
     let put = |body: &str| site.ask(Some(&site.key), "PUT", "/v1/hands-off", body).0;
     assert_eq!(put("{\"hands_off\": true}"), 200);
     assert!(site.cluster.hands_off().unwrap());

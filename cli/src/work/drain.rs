@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use weft_cluster::{Cluster, ClusterState, Cordon, Leaving, Placed, Plan, Planner};
+use weft_cluster::{Cluster, ClusterState, Cordon, Leaving, MoveWish, Placed, Plan, Planner};
 use weft_node::member::Membership;
 use weft_node::said::plain;
 
@@ -151,6 +151,34 @@ fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<St
         }
     }
     Ok((names.collect(), said))
+}
+
+/// Asks the leader to move a part, and waits until it has moved, or does not.
+pub fn move_part(name: &str, wish: MoveWish) -> anyhow::Result<ExitCode> {
+    let (_, cluster) = Membership::joined()?;
+    cluster.wish(name, &wish)?;
+    let mut told = String::new();
+    loop {
+        let work = cluster.work()?;
+        let Some(placed) = work.placed.get(name) else {
+            anyhow::bail!("{name} has ended");
+        };
+        if let Some(order) = &placed.order {
+            if told != order.why {
+                told.clone_from(&order.why);
+                eprintln!("weft: {}", plain(&told));
+            }
+        } else if let Some(failure) = &placed.failure {
+            anyhow::bail!("{name} does not move: {}", plain(failure));
+        } else if placed.wish.is_none() {
+            eprintln!("weft: {name} has moved");
+            return Ok(ExitCode::SUCCESS);
+        } else if cluster.leader()?.is_none() {
+            told = "no host decides in this cluster: run `weft node start` on a member".into();
+            eprintln!("weft: {told}");
+        }
+        cluster.wait_for_work(work.revision, TURN)?;
+    }
 }
 
 /// Whether the cluster moves nothing by itself.

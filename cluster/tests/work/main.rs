@@ -5,8 +5,8 @@ mod histories;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_cluster::{
-    Cluster, ClusterError, Cordon, HostRecord, HostReport, HostState, LogKind, Mark, Placed, Plan,
-    Planner, Quota, Term, WorkKind, WorkPart, WorkRequest,
+    Cluster, ClusterError, Cordon, HostRecord, HostReport, HostState, LogKind, Mark, MoveWish,
+    Placed, Plan, Planner, Quota, Term, WorkKind, WorkPart, WorkRequest,
 };
 use weft_place::{Health, policy_by_name};
 use weft_store::{Embedded, LeaseId};
@@ -118,6 +118,7 @@ impl Leader {
                 } => self.term.answer(&asked, why, refused, is_first)?,
                 Plan::Move { placed, order } => self.term.order(&placed, order)?,
                 Plan::CancelMove { placed } => self.term.cancel_order(&placed)?,
+                Plan::RefuseWish { placed, why } => self.term.refuse_wish(&placed, &why)?,
                 Plan::Stuck { why, .. } => self.term.note(LogKind::Fail, why)?,
                 Plan::Note { kind, what } => self.term.note(kind, what)?,
             };
@@ -533,6 +534,53 @@ fn a_program_that_has_left_a_host_frees_its_room() {
     leader.commit(plans).unwrap();
     assert!(left(&[&other.host]));
     assert_eq!(cluster.work().unwrap().placed["sort"].parts.len(), 2);
+}
+
+#[test]
+fn a_part_moves_where_an_operator_wants_it() {
+    let cluster = cluster();
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    let (_alive, placed) = spread(&mut leader, &cluster);
+    let here = placed.parts[1].host.clone();
+    let free = HOSTS[..3].iter().map(|(name, _)| *name);
+    let there = free.filter(|name| placed.parts.iter().all(|part| part.host != *name));
+    let there = there.last().unwrap();
+    let wish = |from: Option<&str>, to: &str| {
+        let (from, to) = (from.map(str::to_owned), to.to_owned());
+        cluster.wish("wide", &MoveWish { from, to })
+    };
+    let placed = || cluster.work().unwrap().placed["wide"].clone();
+    assert!(matches!(
+        wish(None, "nowhere"),
+        Err(ClusterError::NoSuchHost(_))
+    ));
+    // The home stays.
+    wish(Some("alpha"), there).unwrap();
+    let plans = leader.plan(&cluster, 2);
+    leader.commit(plans).unwrap();
+    let refused = placed();
+    assert_eq!(refused.wish, None);
+    assert!(refused.failure.unwrap().contains("no such part"));
+    wish(Some(&here), there).unwrap();
+    let plans = leader.plan(&cluster, 3);
+    assert!(
+        moves(&plans)[0].ends_with("an operator wants it."),
+        "{plans:?}"
+    );
+    // The order was not committed: it is given again.
+    let plans = leader.plan(&cluster, 4);
+    assert_eq!(moves(&plans).len(), 1);
+    leader.commit(plans).unwrap();
+    let ordered = placed();
+    assert_eq!((&ordered.wish, &ordered.failure), (&None, &None));
+    cluster.order_ended(&ordered, Ok(())).unwrap();
+    assert_eq!(placed().parts[1].host, *there);
+    // A host that leaves meanwhile is no destination.
+    wish(None, &here).unwrap();
+    cluster.leave(&here, None).unwrap();
+    let plans = leader.plan(&cluster, 5);
+    leader.commit(plans).unwrap();
+    assert!(placed().failure.unwrap().contains("has left"));
 }
 
 #[test]

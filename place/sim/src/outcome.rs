@@ -181,7 +181,10 @@ impl Meter {
                 self.moved_mib += moving.memory_mib();
             }
             Decision::Whole { .. } => self.made_whole += 1,
-            Decision::Stuck { .. } | Decision::TooLate { .. } | Decision::Lost { .. } => {}
+            Decision::NotMoved { .. }
+            | Decision::Stuck { .. }
+            | Decision::TooLate { .. }
+            | Decision::Lost { .. } => {}
         }
     }
 

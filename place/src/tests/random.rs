@@ -21,6 +21,7 @@ enum Happening {
     Sick(u32, bool),
     Capacity(u32, u32),
     WantedBack(u32, u64),
+    MoveAsked(usize, Option<u32>, u32),
     Leave(u32),
     Join(u32),
     Pass,
@@ -48,6 +49,8 @@ fn happening() -> impl Strategy<Value = Happening> {
             .prop_map(|(host, cores)| Happening::Capacity(host, cores)),
         1 => (0..6_u32, prop_oneof![Just(0), 1..=24_u64])
             .prop_map(|(host, gib)| Happening::WantedBack(host, gib)),
+        2 => (any::<usize>(), prop::option::of(0..6_u32), 0..6_u32)
+            .prop_map(|(n, from, to)| Happening::MoveAsked(n, from, to)),
         1 => (0..6_u32).prop_map(Happening::Leave),
         1 => (0..6_u32).prop_map(Happening::Join),
         2 => Just(Happening::Pass),
@@ -285,6 +288,21 @@ fn run(policy: Box<dyn Policy>, limits: Limits, happenings: Vec<Happening>) {
                     );
                 }
                 Event::Capacity(HostId(id), wanted)
+            }
+            Happening::MoveAsked(n, from, to) => {
+                let running: Vec<u64> = account.running.keys().copied().collect();
+                let Some(id) = pick(n, &running) else {
+                    continue;
+                };
+                let known = |host: u32| account.hosts.contains_key(&host);
+                if !known(to) || !from.is_none_or(known) {
+                    continue;
+                }
+                Event::MoveAsked {
+                    id: AggregateId(id),
+                    from: from.map(HostId),
+                    to: HostId(to),
+                }
             }
             Happening::WantedBack(id, gib) => Event::WantedBack(HostId(id), gib * GIB),
             Happening::Sick(id, true) => Event::HostHealth(HostId(id), Health::Sick("x".into())),

@@ -150,6 +150,44 @@ fn a_deadline_is_heeded_in_time() {
 }
 
 #[test]
+fn a_part_moves_where_an_operator_wants_it() {
+    let mut s = cluster(fewest_hosts(), &[4, 4, 4, 1]);
+    for (id, cores) in [(1, 3), (2, 3), (3, 2)] {
+        step(&mut s, 1, Event::Requested(request(id, cores)));
+    }
+    let mut wide = request(4, 4);
+    wide.home = Some(HostId(0));
+    step(&mut s, 2, Event::Requested(wide));
+    assert_eq!(cores_of(&s, 4), [(0, 1), (2, 2), (3, 1)]);
+    let ask = |id, from: Option<u32>, to| Event::MoveAsked {
+        id: AggregateId(id),
+        from: from.map(HostId),
+        to: HostId(to),
+    };
+    let says = |s: &mut Scheduler, event| {
+        let decisions = s.step(at(3), event).unwrap();
+        decisions[0].explain(s.cluster())
+    };
+    let why = says(&mut s, ask(4, Some(0), 1));
+    assert!(why.contains("no such part of it can move"), "{why}");
+    let why = says(&mut s, ask(4, Some(2), 1));
+    assert!(
+        why.ends_with("1 core and 4096 MiB are free there, its part has 2 cores and 8192 MiB."),
+        "{why}"
+    );
+    let decisions = s.step(at(4), ask(4, None, 1)).unwrap();
+    assert_eq!(
+        decisions[0].explain(s.cluster()),
+        "vm4 moves 1 core and 4096 MiB from node3 to node1 within 5.0 s: an operator wants it."
+    );
+    let why = says(&mut s, ask(4, None, 1));
+    assert!(why.contains("it moves already"), "{why}");
+    settle(&mut s, at(5), decisions);
+    assert_eq!(cores_of(&s, 4), [(0, 1), (1, 1), (2, 2)]);
+    assert_eq!(s.step(at(6), ask(9, None, 3)).unwrap(), []);
+}
+
+#[test]
 fn an_owner_gets_memory_back_and_no_more_than_that() {
     let limits = Limits {
         hold: Duration::from_secs(10),

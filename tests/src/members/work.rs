@@ -368,6 +368,16 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
     site.succeeds("home", &format!("node uncordon {}", after[1]))?;
     site.succeeds("home", "cluster hands-off on")?;
     ensure!(plan(site, "home")?["hands_off"] == true);
+    // An operator moves it all the same.
+    let says = site.fails(
+        "home",
+        &format!("cluster move web {} --from home", after[1]),
+    )?;
+    ensure!(says.contains("no such part of it can move"), "{says}");
+    let wanted = begin(site, &["cluster", "move", "web", &after[1]])?;
+    let says = ended_well(wanted)?;
+    ensure!(says.contains("an operator wants it"), "{says}");
+    ensure!(hosts_of_web(site)? == after, "{:?}", hosts_of_web(site)?);
     site.succeeds("home", "cluster hands-off off")?;
     ensure!(plan(site, "home")?["hands_off"] == false);
     fs::write(&go, "")?;

@@ -136,7 +136,8 @@ function draw() {
   const waits = overview.waits.filter((wait) => fits(wait.name, wait.user, wait.kind, wait.home));
   show("sum", overview.hosts.concat(overview.runs.length, overview.waits), () => drawSum(overview));
   drawHosts(hosts, overview.runs);
-  show("runs", [runs.map((run) => ({ ...run, live: null })), state.chosen], () => [drawRuns(runs)]);
+  const lending = overview.hosts.filter((host) => host.state === "lends").map((host) => host.name);
+  show("runs", [runs.map((run) => ({ ...run, live: null })), state.chosen, state.role, lending], () => [drawRuns(runs)]);
   drawLive(runs.filter((run) => run.live !== null && (state.chosen === null || run.name === state.chosen)));
   byId("s-waits").hidden = overview.waits.length === 0;
   show("waits", waits, () => [drawWaits(waits)]);
@@ -244,10 +245,21 @@ function drawRuns(runs) {
       make("td", { class: "name" }, make("button", { type: "button", id: `run-${run.name}`, "aria-pressed": String(run.name === state.chosen), title: "show where it is", onclick: pick }, run.name)),
       make("td", {}, run.kind), make("td", {}, run.user),
       make("td", { class: run.agent ? "" : "bad" }, what),
-      make("td", {}, where, make("small", {}, run.why), move ? make("small", { class: run.moving ? "" : "bad" }, move) : null),
+      make("td", {}, where, make("small", {}, run.why), move ? make("small", { class: run.moving ? "" : "bad" }, move) : null, run.name === state.chosen ? drawMove(run) : null),
       make("td", { class: "number" }, run.parts.length > 1 ? `× ${run.slow_down.toFixed(2)}` : "1"));
   });
   return table(["Name", "Kind", "User", "State", "Hosts", "Spread costs"], rows, "Nothing runs in this cluster.");
+}
+
+// Where a part of the chosen machine can go: to another host, or to one that has a part already.
+function drawMove(run) {
+  if (state.role !== "run" || run.kind !== "machine" || run.moving) return null;
+  const parts = run.parts.filter((part) => part.host !== run.home).map((part) => part.host);
+  const hosts = state.overview.hosts.filter((host) => host.state === "lends").map((host) => host.name);
+  if (parts.length === 0 || hosts.length < 2) return null;
+  const select = (id, label, names) => make("label", {}, `${label} `, make("select", { id }, ...names.map((name) => make("option", { value: name }, name))));
+  const go = () => change("POST", `/v1/work/${encodeURIComponent(run.name)}/move`, { from: byId("move-from").value, to: byId("move-to").value });
+  return make("p", { class: "buttons" }, select("move-from", "Move the part on", parts), select("move-to", "to", hosts), make("button", { type: "button", id: "move", onclick: go }, "Move"));
 }
 
 // What agents tell while somebody looks: where memory and vCPUs are, and the bytes between hosts.
