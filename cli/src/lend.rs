@@ -41,17 +41,18 @@ fn wait(
     patience: Option<Duration>,
 ) -> anyhow::Result<LendState> {
     let begun = Instant::now();
-    let mut told = 0;
+    let mut told = String::new();
     while state.excess_bytes() > 0 {
-        if told == 0 {
+        if told.is_empty() {
             eprintln!(
                 "weft: slices of programs are asked to leave, the cluster moves parts of its \
                  machines (`weft plan` shows what waits), also if you end this command"
             );
         }
-        if told != state.excess_bytes() {
-            told = state.excess_bytes();
-            eprintln!("weft: {} too much is lent", format_bytes(told));
+        let excess = format_bytes(state.excess_bytes());
+        if told != excess {
+            eprintln!("weft: {excess} too much is lent");
+            told = excess;
         }
         let left = patience.map(|patience| patience.saturating_sub(begun.elapsed()));
         if left == Some(Duration::ZERO) {
@@ -73,8 +74,12 @@ fn describe(state: &LendState) -> String {
         1 => "1 slice".to_owned(),
         slices => format!("{slices} slices"),
     };
+    let excess = match state.excess_bytes() {
+        0 => String::new(),
+        excess => format!(", {} too much", format_bytes(excess)),
+    };
     let mut text = format!(
-        "this host lends {}, of which {} are lent to {slices}\n",
+        "this host lends {} at most; {} are lent to {slices}{excess}\n",
         format_bytes(state.lends_bytes),
         format_bytes(state.lent_bytes)
     );
@@ -108,15 +113,17 @@ mod tests {
         };
         assert_eq!(
             describe(&state),
-            "this host lends 4.0 GiB, of which 1.0 GiB are lent to 1 slice\n"
+            "this host lends 4.0 GiB at most; 1.0 GiB are lent to 1 slice\n"
         );
         let short = LendState {
             keep_free_bytes: 2 << 30,
             lends_bytes: 1 << 30,
+            lent_bytes: 3 << 30,
             slices: 2,
             ..state
         };
         let text = describe(&short);
         assert!(text.contains("4.0 GiB if more than 2.0 GiB"), "{text}");
+        assert!(text.contains("2 slices, 2.0 GiB too much"), "{text}");
     }
 }

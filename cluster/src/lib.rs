@@ -15,7 +15,6 @@
 //! | `weft/live/NAME` | [`Live`] | its agent's lease ends |
 //! | `weft/look/LEASE` | nothing: somebody looks, see [`Onlooker`] | its lease ends |
 //! | `weft/quota/USER` | [`Quota`] | an operator ends it |
-//! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it |
 //! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it, or the host leaves |
 //! | `weft/cordon/NAME` | [`Cordon`] | an operator ends it, or the host leaves |
 //! | `weft/hands-off` | nothing: the cluster moves nothing by itself | an operator ends it |

@@ -42,15 +42,16 @@ impl Usage {
 }
 
 impl Quota {
-    /// What a user that has `used` would have too much with one more: a phrase.
-    fn excess(self, used: Usage, request: &WorkRequest) -> Option<String> {
+    /// What a user that has `used` would have too much with one more: what is used of it, and
+    /// the bound as a phrase.
+    fn excess(self, used: Usage, request: &WorkRequest) -> Option<(u64, String)> {
         let mut then = used;
         then.add(request);
         let cores = self.cores.filter(|&cores| then.cores > u64::from(cores));
         let memory = self.memory_mib.filter(|&mib| then.memory_mib > mib);
         match (cores, memory) {
-            (Some(cores), _) => Some(format!("{} of {cores} cores", used.cores)),
-            (None, Some(mib)) => Some(format!("{} of {mib} MiB", used.memory_mib)),
+            (Some(cores), _) => Some((used.cores, format!("{cores} cores"))),
+            (None, Some(mib)) => Some((used.memory_mib, format!("{mib} MiB"))),
             (None, None) => None,
         }
     }
@@ -90,15 +91,16 @@ impl Quotas {
                 continue;
             };
             let name = &request.name;
-            if let Some(excess) = quota.excess(Usage::default(), request) {
-                let (_, quota) = excess.split_once(" of ").unwrap_or(("", &excess));
-                let why = format!("{name} is refused: the quota of {user} is {quota}.");
+            if let Some((_, bound)) = quota.excess(Usage::default(), request) {
+                let why = format!("{name} is refused: the quota of {user} is {bound}.");
                 held.insert(asked.aggregate(), Held { why, refused: true });
                 continue;
             }
             let used = used.entry(user.clone()).or_default();
             let why = match quota.excess(*used, request) {
-                Some(excess) => format!("{name} waits: {user} has {excess} of the quota already."),
+                Some((used, bound)) => format!(
+                    "{name} waits: {user} has or waits for {used} of the {bound} of its quota."
+                ),
                 None if wait.contains(user) => {
                     format!("{name} waits: another request of {user} waits for the quota.")
                 }

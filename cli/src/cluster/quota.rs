@@ -26,7 +26,7 @@ pub fn run(command: &QuotaCommand) -> anyhow::Result<()> {
     let (_, cluster) = Membership::joined()?;
     match command {
         QuotaCommand::Set { user, bounds: most } => {
-            let memory_mib = most.memory.map(|bytes| bytes >> 20);
+            let memory_mib = most.memory.map(|bytes| bytes.div_ceil(1 << 20));
             let cores = most.cores;
             cluster.set_quota(user, Quota { cores, memory_mib })?;
             let who = match &user[..] {

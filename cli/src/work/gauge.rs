@@ -31,7 +31,8 @@ pub fn left_hosts(launcher: u32) -> Vec<String> {
         return Vec::new();
     };
     let nodes = view.nodes.into_iter().filter(|node| node.node > 0);
-    let left = nodes.filter(|node| node.state == NodeState::Left);
+    // A program survives the loss of a node without pages.
+    let left = nodes.filter(|node| node.state != NodeState::Running);
     left.map(|node| node.name).collect()
 }
 

@@ -89,6 +89,11 @@ fn render(overview: &Overview) -> String {
         ("FREE MEMORY", Right),
     ];
     text += &table::render(&head, &rows);
+    for host in &overview.hosts {
+        if let Some(why) = &host.trouble {
+            text += &format!("\n{} is expected to fail: {}.\n", host.name, plain(why));
+        }
+    }
     if !overview.runs.is_empty() {
         let rows: Vec<Vec<String>> = overview
             .runs

@@ -614,7 +614,7 @@ fn a_user_has_no_more_than_its_quota() {
         answers(&plans),
         [
             "large is refused: the quota of ann is 4 cores.",
-            "second waits: ann has 3 of 4 cores of the quota already.",
+            "second waits: ann has or waits for 3 of the 4 cores of its quota.",
             "third waits: another request of ann waits for the quota.",
         ]
     );
@@ -640,7 +640,7 @@ fn a_user_has_no_more_than_its_quota() {
     leader.commit(plans).unwrap();
     cluster.set_quota("carl", cores(13)).unwrap();
     let plans = leader.plan(&cluster, 5);
-    let held = "wider waits: carl has 2 of 13 cores of the quota already.";
+    let held = "wider waits: carl has or waits for 2 of the 13 cores of its quota.";
     assert_eq!(answers(&plans), [held]);
     leader.commit(plans).unwrap();
     let overview = cluster.overview().unwrap();

@@ -58,34 +58,58 @@ struct Slot {
     pages: u64,
     /// Whether it leaves when it is asked to: it is a program's, and runs.
     can_leave: bool,
-    /// When it was asked.
-    asked: Option<Instant>,
+    /// When it was asked last, and how often it was.
+    asked: Option<(Instant, u32)>,
 }
 
-/// How long a slice that was asked to leave counts as good as gone. Then others are asked.
-const LEAVES_WITHIN: Duration = Duration::from_secs(30);
+/// How long a slice that was asked to leave counts as good as gone: a launcher gives up after
+/// [`SHRINK_BOUND`](crate::rundir::SHRINK_BOUND). Then others are asked.
+const LEAVES_WITHIN: Duration = Duration::from_secs(65);
+/// One that has not left is asked again after twice as long each time, up to this power of two.
+const DOUBLINGS_MAX: u32 = 6;
+
+impl Slot {
+    /// It was asked for the first time, and may be about to leave.
+    fn leaves(&self, now: Instant) -> bool {
+        matches!(self.asked, Some((at, 1)) if now < at + LEAVES_WITHIN)
+    }
+
+    fn may_be_asked(&self, now: Instant) -> bool {
+        let again = |(at, times): (Instant, u32)| {
+            let doublings = times.min(DOUBLINGS_MAX);
+            now >= at + LEAVES_WITHIN * 2_u32.pow(doublings)
+        };
+        self.can_leave && self.asked.is_none_or(again)
+    }
+}
 
 impl State {
-    /// What is lent beyond the limit, without those that were asked to leave.
-    fn wanted_back(&self, now: Instant) -> u64 {
-        let asked = |slot: &&Slot| slot.asked.is_some_and(|at| now < at + LEAVES_WITHIN);
-        let leaving = self.slots.iter().flatten().filter(asked);
+    /// What is lent beyond the limit, without slices of which `leaves` says so.
+    fn excess(&self, leaves: impl Fn(&Slot) -> bool) -> u64 {
+        let leaving = self.slots.iter().flatten().filter(|slot| leaves(slot));
         let leaving: u64 = leaving.map(|slot| slot.pages).sum();
         self.used_pages.saturating_sub(self.limit_pages + leaving)
     }
 
-    /// The slot that should leave: of those that suffice the smallest, else the largest.
+    /// The slot that should leave: of those that were asked least often, of those that suffice
+    /// the smallest, else the largest.
     fn next_to_leave(&self, now: Instant) -> Option<usize> {
-        let wanted = self.wanted_back(now);
+        let wanted = self.excess(|slot| slot.leaves(now));
         if wanted == 0 && !self.all_leave {
             return None;
         }
         let slots = self.slots.iter().enumerate();
-        let open = slots.filter_map(|(number, slot)| {
-            let slot = slot.as_ref()?;
-            let may = slot.can_leave && slot.asked.is_none_or(|at| now >= at + LEAVES_WITHIN);
-            may.then_some((slot.pages, number))
-        });
+        let open: Vec<(u32, u64, usize)> = slots
+            .filter_map(|(number, slot)| {
+                let slot = slot.as_ref()?;
+                let times = slot.asked.map_or(0, |(_, times)| times);
+                let may = slot.may_be_asked(now);
+                may.then_some((times, slot.pages, number))
+            })
+            .collect();
+        let least = open.iter().map(|&(times, ..)| times).min()?;
+        let open = open.into_iter().filter(|&(times, ..)| times == least);
+        let open = open.map(|(_, pages, number)| (pages, number));
         let (sufficient, less): (Vec<_>, Vec<_>) = open.partition(|&(pages, _)| pages >= wanted);
         let next = sufficient.into_iter().min().or(less.into_iter().max());
         next.map(|(_, number)| number)
@@ -153,9 +177,11 @@ impl Budget {
         self.lock().all_leave = all_leave;
     }
 
-    /// Pages that are lent beyond the limit, without those that were asked for.
+    /// Pages that are lent beyond the limit, without those of slices that may leave by
+    /// themselves.
     pub fn wanted_back(&self, now: Instant) -> u64 {
-        self.lock().wanted_back(now)
+        let may_leave = |slot: &Slot| slot.can_leave && slot.asked.is_none() || slot.leaves(now);
+        self.lock().excess(may_leave)
     }
 
     /// Slices running now.
@@ -215,6 +241,7 @@ impl Reservation {
         let mut state = self.budget.lock();
         if let Some(slot) = &mut state.slots[self.slot as usize] {
             slot.can_leave = can_leave;
+            slot.asked = None;
         }
     }
 
@@ -226,7 +253,8 @@ impl Reservation {
             return false;
         }
         if let Some(slot) = &mut state.slots[own] {
-            slot.asked = Some(now);
+            let times = slot.asked.map_or(0, |(_, times)| times);
+            slot.asked = Some((now, times.saturating_add(1)));
         }
         true
     }
@@ -307,31 +335,36 @@ mod tests {
         budget.set_limit(used - bound_pages(1500));
         assert_eq!(budget.pages(), (used - bound_pages(1500), 0));
         assert!(budget.reserve(Some(256)).is_err());
+        // Machines need not move: programs may suffice.
+        assert_eq!(budget.wanted_back(now), 0);
         // The smallest that suffices, once.
         assert_eq!(asked(now), [false, true, false, false]);
         assert_eq!(asked(now), [false; 4]);
-        assert_eq!(budget.wanted_back(now), 0);
-        // It has not left in time: it and the next one are asked, and no machine ever.
-        let later = now + LEAVES_WITHIN;
-        budget.set_limit(used - bound_pages(2000) - bound_pages(3000));
-        assert_eq!(asked(later), [false, false, true, false]);
-        assert_eq!(asked(later), [false, true, false, false]);
-        assert_eq!(asked(later), [false; 4]);
-        budget.set_limit(0);
-        assert_eq!(asked(later), [true, false, false, false]);
-        assert_eq!(asked(later), [false; 4]);
-        assert_eq!(budget.wanted_back(later), bound_pages(9000));
+        // It has not left in time: the next one is asked, and it itself later than that.
+        let at = |turns: u32| now + turns * LEAVES_WITHIN;
+        assert_eq!(asked(at(1)), [false, false, true, false]);
+        assert_eq!(asked(at(1)), [false; 4]);
+        // Nor has that one: all are asked, and what they leave is wanted of machines.
+        assert_eq!(asked(at(2)), [true, true, false, false]);
+        assert_eq!(
+            budget.wanted_back(at(2)),
+            bound_pages(1500) - bound_pages(1000)
+        );
+        assert_eq!(budget.wanted_back(at(3)), bound_pages(1500));
+        // The pause doubles from one request to the next.
+        let turns = (4..64).filter(|turn| asked(at(*turn))[1]);
+        assert_eq!(turns.collect::<Vec<u32>>(), [6, 14, 30, 62]);
         drop(large);
         assert_eq!(budget.used_pages(), used - bound_pages(3000));
         // A host that is drained is left by all, within the limit, too.
-        let last = later + 2 * LEAVES_WITHIN;
+        let last = at(200);
         budget.set_limit(used);
         budget.set_all_leave(true);
         let asked = |now| [&small, &middle, &machine].map(|slice| slice.is_wanted_back(now));
         assert_eq!(asked(last), [true, true, false]);
         assert_eq!(asked(last), [false; 3]);
         budget.set_all_leave(false);
-        assert_eq!(asked(last + LEAVES_WITHIN), [false; 3]);
+        assert_eq!(asked(last + 100 * LEAVES_WITHIN), [false; 3]);
     }
 
     #[test]

@@ -134,6 +134,7 @@ impl Heartbeat {
             true => "what runs goes on, with the members known so far",
             false => {
                 self.shared.set_members(Vec::new());
+                self.shared.budget.set_all_leave(false);
                 member::remember_new(&self.directory, &[]);
                 "no member of the cluster may borrow from this host until that changes"
             }

@@ -44,8 +44,12 @@ fn run(shared: &Shared, entry: Option<&Entry>) {
         let mut waited = vec![shared.ending()];
         waited.extend(entry.map(Entry::descriptor));
         match sys::wait_readable(&waited, TURN) {
-            Ok(ready) if !ready[0] => {}
-            _ => return,
+            Ok(ready) if ready[0] => return,
+            Ok(_) => {}
+            Err(error) => {
+                shared.say(&format!("cannot wait for `weft node lend`: {error}"));
+                std::thread::sleep(TURN);
+            }
         }
         while let Some((request, client)) = entry.and_then(Entry::accept::<LendRequest>) {
             if request != LendRequest::default() {

@@ -62,7 +62,7 @@ pub enum NodeEvent {
     Unreachable(String),
     /// Its daemon ends.
     Leaving,
-    /// Its host's owner wants the memory back.
+    /// Its host wants the memory back: its owner needs it, or the host is drained.
     WantedBack,
     /// Its daemon expects the links to a node that joins, or says why it does not.
     Expects(Result<(), String>),

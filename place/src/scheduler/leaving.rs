@@ -124,7 +124,9 @@ impl Scheduler {
                 let transfers = aggregate.moving.iter().flat_map(|moving| &moving.transfers);
                 let leaving = transfers.filter(|transfer| transfer.from == host);
                 on_the_move += leaving.map(|leaving| leaving.room.memory_mib).sum::<u64>();
-                parts.push((aggregate.placement.on(host).memory_mib, id));
+                if aggregate.may_leave(host) {
+                    parts.push((aggregate.placement.on(host).memory_mib, id));
+                }
             }
             parts.sort_unstable();
             let why = self.cluster.host(host).wanted_back_mib;

@@ -410,7 +410,7 @@ fn program_leaves(site: &mut Site<'_>) -> Result<()> {
     site.succeeds("home", &format!("node uncordon {lender}"))?;
     fs::write(&go, "")?;
     let says = ended_well(program)?;
-    ensure!(says.contains("is wanted back by its owner"), "{says}");
+    ensure!(says.contains("asks for its memory back"), "{says}");
     running(site, 0)
 }
 
@@ -461,7 +461,7 @@ fn gives_back(site: &mut Site<'_>) -> Result<()> {
     site.succeeds(&lender, "node lend --keep-free 0")?;
     fs::write(&go, "")?;
     let says = ended_well(program)?;
-    ensure!(says.contains("is wanted back by its owner"), "{says}");
+    ensure!(says.contains("asks for its memory back"), "{says}");
     running(site, 0)?;
 
     let go = site.directory.join("go-back-again");

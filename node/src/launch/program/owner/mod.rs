@@ -306,7 +306,7 @@ impl<'a> aggregate::AggregateOwner<'a> for Owner<'a> {
         let events = self.aggregate.listen(index);
         let why = events.iter().find_map(|event| match event {
             NodeEvent::Leaving => Some("is about to stop"),
-            NodeEvent::WantedBack => Some("is wanted back by its owner"),
+            NodeEvent::WantedBack => Some("asks for its memory back"),
             _ => None,
         });
         let node = &self.aggregate.nodes[index];
