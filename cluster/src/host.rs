@@ -70,6 +70,9 @@ pub struct HostReport {
     /// What it lends, and what of that is in use.
     pub lends_bytes: u64,
     pub lent_bytes: u64,
+    /// What its owner lets it lend: more than it lends while the host has too little free.
+    #[serde(default)]
+    pub may_lend_bytes: u64,
     /// What machines have of it and the host's owner wants back.
     #[serde(default)]
     pub wanted_back_bytes: u64,
@@ -129,11 +132,18 @@ pub(crate) fn shown_trouble(why: &str) -> String {
 /// Longest reason for an evacuation, in characters.
 const TROUBLE_MAX: usize = 200;
 
+/// Whether a character may be shown: it neither steers a terminal nor reorders or hides what is
+/// beside it (Unicode's bidirectional controls, separators and characters without width).
+pub fn is_shown(c: char) -> bool {
+    let hides = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{61c}');
+    !c.is_control() && !hides
+}
+
 /// A phrase for a log and a terminal.
 pub(crate) fn check_trouble(why: &str) -> Result<&str, ClusterError> {
     let why = why.trim().trim_end_matches('.');
-    let fine =
-        !why.is_empty() && why.chars().count() <= TROUBLE_MAX && !why.chars().any(char::is_control);
+    let fine = !why.is_empty() && why.chars().count() <= TROUBLE_MAX && why.chars().all(is_shown);
     match fine {
         true => Ok(why),
         false => Err(ClusterError::Trouble(TROUBLE_MAX)),

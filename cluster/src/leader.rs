@@ -6,7 +6,7 @@
 //! the term, and no two terms have the same.
 
 use crate::log::{LogKind, LogRecord};
-use crate::{Cluster, ClusterError, LEADER, json, parse};
+use crate::{Cluster, ClusterError, HOSTS, LEADER, TROUBLE, json, parse};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::time::Duration;
@@ -134,6 +134,21 @@ impl Term {
     /// Writes into the log what needs no other change.
     pub fn note(&self, kind: LogKind, what: String) -> Result<bool, ClusterError> {
         self.commit_logged(&[], Vec::new(), Some((kind, what)))
+    }
+
+    /// Says that a member is expected to fail, unless that is known. What it says of the host is
+    /// noted when it is seen. `false`: it is known, or the host has left.
+    pub fn failing(&self, host: &str, why: &str) -> Result<bool, ClusterError> {
+        let key = format!("{HOSTS}{host}");
+        let Some(entry) = self.cluster.store.get(&key)? else {
+            return Ok(false);
+        };
+        let trouble = format!("{TROUBLE}{host}");
+        let conditions = [
+            Condition::Unchanged(key, entry.revision),
+            Condition::Absent(trouble.clone()),
+        ];
+        self.commit_logged(&conditions, vec![Change::put(trouble, why)], None)
     }
 
     /// Whether this host still decides.

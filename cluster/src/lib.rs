@@ -50,7 +50,7 @@ mod work;
 pub use access::{ACCESS_LIFE_MAX, AccessKey, AccessKeys, Role, seconds_now};
 pub use bounds::{PRIORITY_MAX, WORK_HOSTS_MAX};
 pub use error::ClusterError;
-pub use host::{Cordon, HostRecord, HostReport, HostState, Member};
+pub use host::{Cordon, HostRecord, HostReport, HostState, Member, is_shown};
 pub use leader::{Leader, Term};
 pub use leaving::Leaving;
 pub use live::{Flow, Live, LiveHost, Onlooker};

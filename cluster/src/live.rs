@@ -6,7 +6,7 @@
 //! | `weft/live/NAME` | [`Live`] | its agent's lease ends |
 //!
 //! An etcd keeps every version of a record until it is compacted. So agents write only while a
-//! page, a client of the API or `weft top` looks.
+//! page or a client of the API looks.
 
 use crate::host::check_name;
 use crate::{Cluster, ClusterError, json};

@@ -41,6 +41,8 @@ pub enum Plan {
     CancelMove { placed: Placed },
     /// An aggregate must leave a host, and does not.
     Stuck { host: String, why: String },
+    /// Have the store know that a host is expected to fail, and why: a phrase.
+    Failing { host: String, why: String },
     /// Nothing but a sentence for the log.
     Note { kind: LogKind, what: String },
 }
@@ -54,10 +56,12 @@ pub struct Planner {
     members: BTreeMap<String, HostId>,
     /// How they were last, and whether all had to leave them.
     states: BTreeMap<HostId, (HostState, bool)>,
-    /// When hosts fell silent.
-    silences: BTreeMap<HostId, Vec<Duration>>,
+    /// Of hosts that fall silent.
+    silences: BTreeMap<HostId, Silences>,
     /// Sentences for the log that belong to no decision.
     notes: Vec<(LogKind, String)>,
+    /// Hosts that are expected to fail, which the store does not know yet.
+    failing: Vec<Plan>,
     /// Whether the cluster was seen before: what is there then is no news.
     has_seen: bool,
     /// When moves were ordered.
@@ -69,9 +73,20 @@ pub struct Planner {
     refused: BTreeSet<AggregateId>,
 }
 
-/// A host that falls silent this often within this time is expected to fail.
+/// A host that is silent this often, for this long each time, within this time is expected to
+/// fail.
 const SILENCES_MAX: usize = 3;
+const SILENCE_MIN: Duration = Duration::from_secs(10);
 const SILENCES_WITHIN: Duration = Duration::from_secs(600);
+
+/// When a host fell silent.
+#[derive(Default)]
+struct Silences {
+    /// It is, since then.
+    since: Option<Duration>,
+    /// The silences that were long enough.
+    counted: Vec<Duration>,
+}
 
 /// How a cluster chooses hosts: FragVisor's policy (section 6.5).
 pub const POLICY: &str = "fragbff-fewest-hosts";
@@ -134,9 +149,11 @@ fn wanted_back_mib(member: Option<&Member>) -> u64 {
     (bytes.div_ceil(1 << 20) * 16).div_ceil(25)
 }
 
-/// What a host may offer some time: as much as it lends, all of its memory where it does not live.
+/// What a host may offer some time: as much as it may lend, all of its memory where it does not
+/// live.
 fn possible(member: &Member) -> Room {
-    let lends = member.report.as_ref().map(|report| report.lends_bytes);
+    let lends = member.report.as_ref();
+    let lends = lends.map(|report| report.lends_bytes.max(report.may_lend_bytes));
     let bytes = lends.unwrap_or(member.record.memory_bytes);
     offers(bytes >> 20, member.record.cores, 0)
 }
@@ -169,6 +186,7 @@ impl Planner {
             states: BTreeMap::new(),
             silences: BTreeMap::new(),
             notes: Vec::new(),
+            failing: Vec::new(),
             has_seen: false,
             ordered: BTreeMap::new(),
             begun: BTreeSet::new(),
@@ -213,6 +231,7 @@ impl Planner {
         plans.extend(self.wish(now, work, &mut decisions));
         self.step(now, Event::Passed, &mut decisions);
         self.has_seen = true;
+        plans.append(&mut self.failing);
         let notes = std::mem::take(&mut self.notes).into_iter();
         plans.extend(notes.map(|(kind, what)| Plan::Note { kind, what }));
         for decision in &decisions {
@@ -263,6 +282,8 @@ impl Planner {
         };
         in_turn.sort_by_key(|asked| (Reverse(asked.request.priority), asked.id));
         in_turn.retain(|asked| !self.refused.contains(&asked.aggregate()));
+        // What is refused anyway takes nothing of a quota.
+        in_turn.retain(|asked| !self.is_refused(now, asked, &largest, decisions));
         let held = state.quotas.held(&state.work, &in_turn);
         let mut plans = Vec::new();
         for asked in in_turn {
@@ -281,23 +302,35 @@ impl Planner {
             let wanted = self
                 .host_of(&asked.request.home)
                 .map(|home| to_request(*id, &asked.request, home));
-            // What waits may have become impossible: a host lends less than was thought.
-            let event = match self.refusal(wanted.as_ref(), &largest) {
-                Some(why) => {
-                    self.refused.insert(*id);
-                    let name = asked.request.name.clone().into();
-                    decisions.push(Decision::Refuse { id: *id, name, why });
-                    self.waiting.remove(id).then_some(Event::Ended(*id))
-                }
-                None => wanted
-                    .filter(|_| self.waiting.insert(*id))
-                    .map(Event::Requested),
-            };
-            if let Some(event) = event {
-                self.step(now, event, decisions);
+            if let Some(wanted) = wanted.filter(|_| self.waiting.insert(*id)) {
+                self.step(now, Event::Requested(wanted), decisions);
             }
         }
         plans
+    }
+
+    /// Whether a request can never be placed: then it is refused. What waits may have become
+    /// impossible: a host lends less than was thought.
+    fn is_refused(
+        &mut self,
+        now: Duration,
+        asked: &Asked,
+        largest: &Inventory,
+        decisions: &mut Vec<Decision>,
+    ) -> bool {
+        let id = asked.aggregate();
+        let home = self.host_of(&asked.request.home);
+        let wanted = home.map(|home| to_request(id, &asked.request, home));
+        let Some(why) = self.refusal(wanted.as_ref(), largest) else {
+            return false;
+        };
+        self.refused.insert(id);
+        let name = asked.request.name.clone().into();
+        decisions.push(Decision::Refuse { id, name, why });
+        if self.waiting.remove(&id) {
+            self.step(now, Event::Ended(id), decisions);
+        }
+        true
     }
 
     /// Moves that operators want.
@@ -494,19 +527,14 @@ impl Planner {
                     let trouble = member.and_then(Member::trouble);
                     let note = state.describe(&name, trouble);
                     self.notes.push((LogKind::Host, note));
-                    if state == HostState::NoDaemon {
-                        self.silences.entry(id).or_default().push(now);
-                    }
                     events.push(Event::Cordoned {
                         host: id,
                         cordoned: state != HostState::Lends,
                         drain,
                     });
                 }
-                let health = match hands_off {
-                    true => Health::Well,
-                    false => self.health(now, id, member),
-                };
+                self.listen(now, id, member);
+                let health = health(member, hands_off);
                 if health != self.inventory().host(id).health {
                     events.push(Event::HostHealth(id, health));
                 }
@@ -544,9 +572,7 @@ impl Planner {
                 let what = format!("{name} has joined the cluster.");
                 self.notes.push((LogKind::Host, what));
             }
-            if !hands_off && let Health::Sick(why) = self.health(now, id, Some(member)) {
-                host.health = Health::Sick(why);
-            }
+            host.health = health(Some(member), hands_off);
             events.push(Event::HostJoined(host));
             let wanted = wanted_back_mib(Some(member));
             if wanted > 0 {
@@ -556,25 +582,33 @@ impl Planner {
         events
     }
 
-    /// Whether a host is expected to last: by an operator, by itself, or since it falls silent
-    /// again and again.
-    fn health(&mut self, now: Duration, id: HostId, member: Option<&Member>) -> Health {
-        if let Some(why) = member.and_then(Member::trouble) {
-            return Health::Sick(why.into());
+    /// Notes how often a host falls silent. A daemon that is started again is silent for a
+    /// moment only.
+    fn listen(&mut self, now: Duration, id: HostId, member: Option<&Member>) {
+        let is_silent = member.is_some_and(|member| member.report.is_none());
+        let silences = self.silences.entry(id).or_default();
+        if !is_silent {
+            silences.since = None;
+            return;
         }
-        let Some(silences) = self.silences.get_mut(&id) else {
-            return Health::Well;
+        let since = *silences.since.get_or_insert(now);
+        if now < since + SILENCE_MIN || silences.counted.last() >= Some(&since) {
+            return;
+        }
+        silences.counted.push(since);
+        silences.counted.retain(|&at| now < at + SILENCES_WITHIN);
+        let count = silences.counted.len();
+        let Some(member) = member.filter(|_| count >= SILENCES_MAX) else {
+            return;
         };
-        silences.retain(|&at| now < at + SILENCES_WITHIN);
-        match silences.len() {
-            count @ SILENCES_MAX.. => Health::Sick(
-                format!(
-                    "it was silent {count} times within {} minutes",
-                    SILENCES_WITHIN.as_secs() / 60
-                )
-                .into(),
-            ),
-            _ => Health::Well,
+        // From now on the store has it, and an operator may end it.
+        silences.counted.clear();
+        if member.trouble().is_none() {
+            let minutes = SILENCES_WITHIN.as_secs() / 60;
+            self.failing.push(Plan::Failing {
+                host: member.record.name.clone(),
+                why: format!("it was silent {count} times within {minutes} minutes"),
+            });
         }
     }
 
@@ -713,6 +747,14 @@ fn answer(work: &Work, asked: &Asked, why: String, refused: bool) -> Option<Plan
         refused,
         is_first,
     })
+}
+
+/// Whether a host is expected to last. By itself the cluster leaves none with hands off.
+fn health(member: Option<&Member>, hands_off: bool) -> Health {
+    match member.and_then(Member::trouble) {
+        Some(why) if !hands_off => Health::Sick(why.into()),
+        _ => Health::Well,
+    }
 }
 
 /// How a host takes part, and whether all has to leave it, also while it is silent.

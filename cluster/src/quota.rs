@@ -7,6 +7,7 @@
 //! A user is the name that the home's host has for it: the same name on two hosts is one user.
 //! The quota of `*` is for each user that has none of its own.
 
+use crate::host::is_shown;
 use crate::work::{Asked, Work, WorkRequest};
 use crate::{Cluster, ClusterError, json, parse};
 use serde::{Deserialize, Serialize};
@@ -163,7 +164,7 @@ impl Cluster {
 fn check_user(user: &str) -> Result<(), ClusterError> {
     let fine = !user.is_empty()
         && user.len() <= USER_MAX
-        && !user.chars().any(|c| c.is_control() || c.is_whitespace());
+        && !user.chars().any(|c| !is_shown(c) || c.is_whitespace());
     match fine {
         true => Ok(()),
         false => Err(ClusterError::User(user.into())),

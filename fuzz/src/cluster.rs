@@ -179,6 +179,7 @@ pub fn state(input: &[u8]) {
                 } => term.answer(&asked, why, refused, is_first),
                 Plan::Move { placed, order } => term.order(&placed, order),
                 Plan::CancelMove { placed } => term.cancel_order(&placed),
+                Plan::Failing { host, why } => term.failing(&host, &why),
                 Plan::RefuseWish { placed, why } => term.refuse_wish(&placed, &why),
                 Plan::Stuck { why, .. } => term.note(LogKind::Fail, why),
                 Plan::Note { kind, what } => term.note(kind, what),

@@ -98,7 +98,7 @@ pub enum Spoken {
 /// A text of somebody else's as one line of bounded length.
 pub fn plain(text: &str) -> String {
     text.chars()
-        .filter(|c| !c.is_control())
+        .filter(|c| weft_cluster::is_shown(*c))
         .take(CHARACTERS_MAX)
         .collect()
 }

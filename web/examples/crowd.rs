@@ -168,6 +168,7 @@ impl Crowd {
                 } => self.term.answer(&asked, why, refused, is_first),
                 Plan::Move { placed, order } => self.term.order(&placed, order),
                 Plan::CancelMove { placed } => self.term.cancel_order(&placed),
+                Plan::Failing { host, why } => self.term.failing(&host, &why),
                 Plan::RefuseWish { placed, why } => self.term.refuse_wish(&placed, &why),
                 Plan::Stuck { .. } => Ok(true),
                 Plan::Note { kind, what } => self.term.note(kind, what),

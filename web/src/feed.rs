@@ -40,24 +40,40 @@ pub(crate) struct Feed {
 }
 
 struct Demand {
-    asked: Mutex<Option<Instant>>,
+    asked: Mutex<Asked>,
     again: Condvar,
 }
 
+/// When somebody asked last.
+#[derive(Default)]
+struct Asked {
+    at: Option<Instant>,
+    /// For more than metrics.
+    looked: Option<Instant>,
+}
+
 impl Demand {
-    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+    fn lock(&self) -> MutexGuard<'_, Asked> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self) {
-        *self.lock() = Some(Instant::now());
+    fn ask(&self, looks: bool) {
+        let now = Some(Instant::now());
+        let mut asked = self.lock();
+        asked.at = now;
+        if looks {
+            asked.looked = now;
+        }
+        drop(asked);
         self.again.notify_all();
     }
 
-    /// Returns when somebody has looked lately.
-    fn wait(&self) {
-        let idle = |asked: &mut Option<Instant>| asked.is_none_or(|at| at.elapsed() > IDLE);
-        drop(self.again.wait_while(self.lock(), idle));
+    /// Returns when somebody has asked lately: whether for more than metrics.
+    fn wait(&self) -> bool {
+        let is_old = |at: Option<Instant>| at.is_none_or(|at| at.elapsed() > IDLE);
+        let asked = self.again.wait_while(self.lock(), |asked| is_old(asked.at));
+        let asked = asked.unwrap_or_else(PoisonError::into_inner);
+        !is_old(asked.looked)
     }
 }
 
@@ -66,7 +82,7 @@ impl Feed {
     pub fn start(cluster: Cluster) -> std::io::Result<Feed> {
         let (sender, latest) = watch::channel(None);
         let demand = Arc::new(Demand {
-            asked: Mutex::new(None),
+            asked: Mutex::default(),
             again: Condvar::new(),
         });
         let waits = demand.clone();
@@ -77,8 +93,9 @@ impl Feed {
     }
 
     /// What is known now. A sentence where the cluster cannot be read.
-    pub async fn now(&self) -> Result<Arc<Snapshot>, String> {
-        self.demand.ask();
+    /// `looks`: agents say what their aggregates do; for metrics they need not.
+    pub async fn now(&self, looks: bool) -> Result<Arc<Snapshot>, String> {
+        self.demand.ask(looks);
         let mut latest = self.latest.clone();
         let is_new = |latest: &Latest| match latest {
             Some(Ok(snapshot)) => snapshot.read.elapsed() < AGE_MAX,
@@ -105,7 +122,7 @@ impl Feed {
 
     /// Somebody looks still.
     pub fn ask(&self) {
-        self.demand.ask();
+        self.demand.ask(true);
     }
 }
 
@@ -113,10 +130,12 @@ fn read_on(cluster: &Cluster, demand: &Demand, sender: &watch::Sender<Latest>) {
     let mut log = Vec::new();
     let mut onlooker = Onlooker::default();
     loop {
-        demand.wait();
+        let looks = demand.wait();
         let begun = Instant::now();
-        // The reading that follows says what is wrong with the store.
-        let _ = onlooker.look(cluster);
+        if looks {
+            // The reading that follows says what is wrong with the store.
+            let _ = onlooker.look(cluster);
+        }
         let read = read(cluster, &mut log).map(Arc::new);
         let revision = read.as_ref().ok().map(|read| read.overview.revision);
         let latest = read.map_err(|error| error.to_string());

@@ -243,7 +243,8 @@ async fn serve(
         return Err(Failure::NoKey);
     }
     let is_own = door == Door::Own || secret.as_ref().is_some_and(|key| key.is_same(&shared.own));
-    let snapshot = shared.feed.now().await.map_err(|why| match is_own {
+    let looks = matches!(operation, Operation::Overview | Operation::Events);
+    let snapshot = shared.feed.now(looks).await.map_err(|why| match is_own {
         true => Failure::Unreachable(why),
         // Nobody knows whether the key is one.
         false => Failure::Unreachable("its store does not answer".into()),

@@ -32,7 +32,16 @@ pub fn cordon(host: Option<String>) -> anyhow::Result<ExitCode> {
 pub fn uncordon(host: Option<String>) -> anyhow::Result<ExitCode> {
     let (cluster, host) = host_or_own(host)?;
     cluster.cordon(&host, Cordon::default())?;
-    eprintln!("weft: {host} takes new work again, and nothing has to leave it");
+    let members = cluster.members()?;
+    let member = members.iter().find(|member| member.record.name == host);
+    match member.and_then(|member| member.trouble()) {
+        None => eprintln!("weft: {host} takes new work again, and nothing has to leave it"),
+        Some(why) => eprintln!(
+            "weft: {host} takes nothing new: its kernel counts errors ({}); after a repair start \
+             its daemon again",
+            plain(why)
+        ),
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,8 +3,10 @@
 //! A slice may hold more than its budget ([`bound_bytes`]), and counts with all that it
 //! may hold: so slices together never hold more than the limit.
 //!
-//! The limit may be lowered below what is lent. Then nothing more is lent, and slices that
-//! can leave are asked to, no more of them than needed.
+//! The limit may be lowered below what is lent. Then nothing more is lent. Slices that can
+//! leave are asked to, no more of them than needed, if the host's owner wants to lend less
+//! than is lent, or if the host lacks memory: counted by what they may hold, or by what they
+//! hold.
 //!
 //! Invariants: no reservation is made past the limit; `used_pages` is the sum of what the
 //! reservations may hold; a slot belongs to at most one reservation; a reservation gives
@@ -48,14 +50,45 @@ pub struct Budget {
 struct State {
     limit_pages: u64,
     used_pages: u64,
+    shortage: Shortage,
     slots: Vec<Option<Slot>>,
     /// All slices that can leave should.
     all_leave: bool,
 }
 
+/// What has to leave, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shortage {
+    /// What is lent beyond what the owner lets the host lend: of what slices may hold.
+    pub lent: u64,
+    /// What the host lacks: of what slices hold.
+    pub held: u64,
+}
+
+impl Shortage {
+    /// What is left of it when a slice has left.
+    fn without(self, slot: &Slot) -> Shortage {
+        Shortage {
+            lent: self.lent.saturating_sub(slot.pages),
+            held: self.held.saturating_sub(slot.held),
+        }
+    }
+
+    /// Of a slice, what counts.
+    fn of(self, slot: &Slot) -> u64 {
+        if self.lent > 0 { slot.pages } else { slot.held }
+    }
+
+    fn amount(self) -> u64 {
+        if self.lent > 0 { self.lent } else { self.held }
+    }
+}
+
 /// What a slice takes of the limit.
 struct Slot {
     pages: u64,
+    /// What it held last.
+    held: u64,
     /// Whether it leaves when it is asked to: it is a program's, and runs.
     can_leave: bool,
     /// When it was asked last, and how often it was.
@@ -84,18 +117,17 @@ impl Slot {
 }
 
 impl State {
-    /// What is lent beyond the limit, without slices of which `leaves` says so.
-    fn excess(&self, leaves: impl Fn(&Slot) -> bool) -> u64 {
+    /// What has to leave, without slices of which `leaves` says so.
+    fn shortage(&self, leaves: impl Fn(&Slot) -> bool) -> Shortage {
         let leaving = self.slots.iter().flatten().filter(|slot| leaves(slot));
-        let leaving: u64 = leaving.map(|slot| slot.pages).sum();
-        self.used_pages.saturating_sub(self.limit_pages + leaving)
+        leaving.fold(self.shortage, |shortage, slot| shortage.without(slot))
     }
 
     /// The slot that should leave: of those that were asked least often, of those that suffice
     /// the smallest, else the largest.
     fn next_to_leave(&self, now: Instant) -> Option<usize> {
-        let wanted = self.excess(|slot| slot.leaves(now));
-        if wanted == 0 && !self.all_leave {
+        let wanted = self.shortage(|slot| slot.leaves(now));
+        if wanted == Shortage::default() && !self.all_leave {
             return None;
         }
         let slots = self.slots.iter().enumerate();
@@ -104,13 +136,14 @@ impl State {
                 let slot = slot.as_ref()?;
                 let times = slot.asked.map_or(0, |(_, times)| times);
                 let may = slot.may_be_asked(now);
-                may.then_some((times, slot.pages, number))
+                may.then_some((times, wanted.of(slot), number))
             })
             .collect();
         let least = open.iter().map(|&(times, ..)| times).min()?;
         let open = open.into_iter().filter(|&(times, ..)| times == least);
         let open = open.map(|(_, pages, number)| (pages, number));
-        let (sufficient, less): (Vec<_>, Vec<_>) = open.partition(|&(pages, _)| pages >= wanted);
+        let (sufficient, less): (Vec<_>, Vec<_>) =
+            open.partition(|&(pages, _)| pages >= wanted.amount());
         let next = sufficient.into_iter().min().or(less.into_iter().max());
         next.map(|(_, number)| number)
     }
@@ -142,6 +175,7 @@ impl Budget {
             state: Mutex::new(State {
                 limit_pages,
                 used_pages: 0,
+                shortage: Shortage::default(),
                 slots: (0..slots).map(|_| None).collect(),
                 all_leave: false,
             }),
@@ -168,8 +202,19 @@ impl Budget {
     }
 
     /// Lends more or less than before. What is lent stays lent until its slice leaves.
-    pub fn set_limit(&self, pages: u64) {
-        self.lock().limit_pages = pages;
+    pub fn set_limit(&self, pages: u64, shortage: Shortage) {
+        let mut state = self.lock();
+        (state.limit_pages, state.shortage) = (pages, shortage);
+    }
+
+    /// What slices hold now.
+    pub fn held_pages(&self) -> u64 {
+        self.lock()
+            .slots
+            .iter()
+            .flatten()
+            .map(|slot| slot.held)
+            .sum()
     }
 
     /// Has all slices leave that can, or no more than [`Budget::set_limit`] wants.
@@ -177,11 +222,15 @@ impl Budget {
         self.lock().all_leave = all_leave;
     }
 
-    /// Pages that are lent beyond the limit, without those of slices that may leave by
-    /// themselves.
+    /// Whether all slices that can leave should.
+    pub fn all_leave(&self) -> bool {
+        self.lock().all_leave
+    }
+
+    /// Pages that have to leave, without those of slices that may leave by themselves.
     pub fn wanted_back(&self, now: Instant) -> u64 {
         let may_leave = |slot: &Slot| slot.can_leave && slot.asked.is_none() || slot.leaves(now);
-        self.lock().excess(may_leave)
+        self.lock().shortage(may_leave).amount()
     }
 
     /// Slices running now.
@@ -223,6 +272,7 @@ impl Budget {
         let bound = bound_pages(pages);
         state.slots[slot] = Some(Slot {
             pages: bound,
+            held: 0,
             can_leave: false,
             asked: None,
         });
@@ -242,6 +292,14 @@ impl Reservation {
         if let Some(slot) = &mut state.slots[self.slot as usize] {
             slot.can_leave = can_leave;
             slot.asked = None;
+        }
+    }
+
+    /// Notes what its slice holds now.
+    pub fn set_held(&self, pages: u64) {
+        let mut state = self.budget.lock();
+        if let Some(slot) = &mut state.slots[self.slot as usize] {
+            slot.held = pages;
         }
     }
 
@@ -332,7 +390,11 @@ mod tests {
         let asked = |now| all.map(|slice| slice.is_wanted_back(now));
         assert_eq!(asked(now), [false; 4]);
         let used = budget.used_pages();
-        budget.set_limit(used - bound_pages(1500));
+        let lent = |pages| Shortage {
+            lent: bound_pages(pages),
+            held: 0,
+        };
+        budget.set_limit(used - bound_pages(1500), lent(1500));
         assert_eq!(budget.pages(), (used - bound_pages(1500), 0));
         assert!(budget.reserve(Some(256)).is_err());
         // Machines need not move: programs may suffice.
@@ -358,13 +420,39 @@ mod tests {
         assert_eq!(budget.used_pages(), used - bound_pages(3000));
         // A host that is drained is left by all, within the limit, too.
         let last = at(200);
-        budget.set_limit(used);
+        budget.set_limit(used, Shortage::default());
         budget.set_all_leave(true);
         let asked = |now| [&small, &middle, &machine].map(|slice| slice.is_wanted_back(now));
         assert_eq!(asked(last), [true, true, false]);
         assert_eq!(asked(last), [false; 3]);
         budget.set_all_leave(false);
         assert_eq!(asked(last + 100 * LEAVES_WITHIN), [false; 3]);
+    }
+
+    /// What a slice may hold and does not gives the host nothing.
+    #[test]
+    fn a_host_that_lacks_memory_asks_those_that_hold_it() {
+        let now = Instant::now();
+        let budget = Budget::new(1 << 20, 4);
+        let [idle, busy, busier] = [9000, 2000, 3000].map(|pages| {
+            let slice = budget.reserve(Some(pages)).unwrap();
+            slice.set_can_leave(true);
+            slice
+        });
+        idle.set_held(10);
+        busy.set_held(1500);
+        busier.set_held(2500);
+        assert_eq!(budget.held_pages(), 4010);
+        let lacks = |held| Shortage { lent: 0, held };
+        let asked = |now| [&idle, &busy, &busier].map(|slice| slice.is_wanted_back(now));
+        // A promise that could not be kept is no reason to leave.
+        budget.set_limit(100, Shortage::default());
+        assert_eq!(asked(now), [false; 3]);
+        budget.set_limit(100, lacks(1200));
+        assert_eq!(asked(now), [false, true, false]);
+        assert_eq!(budget.wanted_back(now), 0);
+        budget.set_limit(100, lacks(1600));
+        assert_eq!(asked(now), [false, false, true]);
     }
 
     #[test]

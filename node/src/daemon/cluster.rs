@@ -288,6 +288,7 @@ impl Heartbeat {
             .and_then(|load| load.parse().ok());
         HostReport {
             lends_bytes: limit_pages * PAGE_BYTES,
+            may_lend_bytes: self.shared.limit.may_lend_bytes(),
             lent_bytes: budget.used_pages() * PAGE_BYTES,
             trouble: self.health.look(Instant::now()),
             wanted_back_bytes: budget.wanted_back(Instant::now()) * PAGE_BYTES,

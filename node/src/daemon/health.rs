@@ -10,7 +10,7 @@
 //! Only errors since the daemon's start count: a restart after a repair forgets the others. A
 //! file that is not there counts nothing. Hosts in a virtual machine mostly have none of them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -21,34 +21,37 @@ const CORRECTED_WITHIN: Duration = Duration::from_secs(3600);
 /// How often the number of corrected errors is noted.
 const NOTE_EVERY: Duration = Duration::from_secs(60);
 
-/// Errors since the host was started, or since its file system was repaired.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Errors {
-    uncorrected: u64,
-    corrected: u64,
-    machine_checks: u64,
-    file_systems: u64,
+/// What is counted in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Uncorrected,
+    MachineCheck,
+    FileSystem,
+    Corrected,
 }
 
-impl Errors {
-    fn read(root: &Path) -> Errors {
-        let controllers = root.join("sys/devices/system/edac/mc");
-        Errors {
-            uncorrected: sum(&controllers, "ue_count"),
-            corrected: sum(&controllers, "ce_count"),
-            machine_checks: machine_checks(&root.join("proc/interrupts")),
-            file_systems: sum(&root.join("sys/fs/ext4"), "errors_count"),
-        }
+/// The counters that there are, by kind and file.
+type Counts = BTreeMap<(Kind, PathBuf), u64>;
+
+fn read(root: &Path) -> Counts {
+    let mut counts = Counts::new();
+    let controllers = root.join("sys/devices/system/edac/mc");
+    for (kind, directory, name) in [
+        (Kind::Uncorrected, &controllers, "ue_count"),
+        (Kind::Corrected, &controllers, "ce_count"),
+        (Kind::FileSystem, &root.join("sys/fs/ext4"), "errors_count"),
+    ] {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let files = entries.map(|entry| entry.path().join(name));
+        counts.extend(files.filter_map(|file| {
+            let text = fs::read_to_string(&file).ok()?;
+            Some(((kind, file), text.trim().parse().ok()?))
+        }));
     }
-}
-
-/// The sum of the numbers in files of this name, one directory below `path`.
-fn sum(path: &Path, name: &str) -> u64 {
-    let entries = fs::read_dir(path).into_iter().flatten().flatten();
-    let texts = entries.filter_map(|entry| fs::read_to_string(entry.path().join(name)).ok());
-    texts
-        .filter_map(|text| text.trim().parse::<u64>().ok())
-        .sum()
+    let interrupts = root.join("proc/interrupts");
+    let checks = machine_checks(&interrupts);
+    counts.insert((Kind::MachineCheck, interrupts), checks);
+    counts
 }
 
 /// Machine check exceptions of all processors.
@@ -64,8 +67,9 @@ fn machine_checks(path: &Path) -> u64 {
 /// Watches the counters.
 pub(super) struct Health {
     root: PathBuf,
-    /// At the start.
-    first: Errors,
+    /// As each was when it was seen first: the errors of a file system are in itself, and it may
+    /// be mounted later.
+    first: Counts,
     /// Corrected errors of the last hour, as they were noted.
     noted: VecDeque<(Instant, u64)>,
 }
@@ -74,26 +78,27 @@ impl Health {
     pub(super) fn new(root: &Path) -> Health {
         Health {
             root: root.to_owned(),
-            first: Errors::read(root),
+            first: read(root),
             noted: VecDeque::new(),
         }
     }
 
     /// Why this host is expected to fail, if it is: a phrase.
     pub(super) fn look(&mut self, now: Instant) -> Option<String> {
-        let errors = Errors::read(&self.root);
-        let since = |count: fn(&Errors) -> u64| count(&errors).saturating_sub(count(&self.first));
+        let mut since: BTreeMap<Kind, u64> = BTreeMap::new();
+        for ((kind, file), count) in read(&self.root) {
+            let first = *self.first.entry((kind, file)).or_insert(count);
+            *since.entry(kind).or_default() += count.saturating_sub(first);
+        }
+        let since = |kind| since.get(&kind).copied().unwrap_or(0);
+        let corrected = self.corrected_lately(now, since(Kind::Corrected));
         let signs = [
-            (
-                since(|errors| errors.uncorrected),
-                "uncorrected memory error",
-            ),
-            (since(|errors| errors.machine_checks), "machine check"),
-            (since(|errors| errors.file_systems), "file system error"),
+            (Kind::Uncorrected, "uncorrected memory error"),
+            (Kind::MachineCheck, "machine check"),
+            (Kind::FileSystem, "file system error"),
         ];
-        let sign = signs.into_iter().find(|(count, _)| *count > 0);
-        let corrected = self.corrected_lately(now, errors.corrected);
-        match sign {
+        let sign = signs.into_iter().map(|(kind, what)| (since(kind), what));
+        match sign.into_iter().find(|(count, _)| *count > 0) {
             Some((1, what)) => Some(format!("1 {what}")),
             Some((count, what)) => Some(format!("{count} {what}s")),
             None if corrected >= CORRECTED_MAX => Some(format!(
@@ -165,6 +170,11 @@ mod tests {
         host.counts(UNCORRECTED, "4\n");
         assert_eq!(health.look(now).unwrap(), "1 uncorrected memory error");
         assert_eq!(Health::new(&host.0).look(now), None);
+        // One that is mounted now has errors of its past.
+        host.counts("sys/fs/ext4/sdb1/errors_count", "5\n");
+        host.counts(UNCORRECTED, "3\n");
+        host.counts("proc/interrupts", &checks(0));
+        assert_eq!(health.look(now), None);
         host.counts("sys/fs/ext4/vda1/errors_count", "8\n");
         host.counts(UNCORRECTED, "nonsense");
         host.counts("proc/interrupts", &checks(0));

@@ -211,6 +211,10 @@ impl Candidate {
                 let why = format!("{} cannot move: its agent is gone", placed.request.name);
                 (term.cancel_order(&placed)?, why)
             }
+            Plan::Failing { host, why } => {
+                let done = term.failing(&host, &why)?;
+                (done, format!("{host} is expected to fail: {why}"))
+            }
             Plan::RefuseWish { placed, why } => (term.refuse_wish(&placed, &why)?, why),
             Plan::Stuck { why, .. } => (term.note(LogKind::Fail, why.clone())?, why),
             Plan::Note { kind, what } => (term.note(kind, what.clone())?, what),

@@ -1,32 +1,65 @@
 //! How much this host may lend now: what its owner says, and no more than leaves the owner the
-//! memory that stays free.
+//! memory that stays free, if all slices fill what was lent to them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::budget::Budget;
+use super::budget::{Budget, Shortage};
 use crate::host;
 use crate::lending::{LendRequest, LendState};
 use crate::size::PAGE_BYTES;
 
-/// What the owner wants.
+/// The host lacks memory for this long before slices are asked to leave.
+const SHORT_FOR: Duration = Duration::from_secs(5);
+/// Steps of what is lent where the host's free memory sets it: each is news for the cluster.
+const STEP_BYTES: u64 = 64 << 20;
+
 pub(super) struct Limit {
-    wanted: Mutex<Wanted>,
+    state: Mutex<State>,
 }
 
+struct State {
+    wanted: Wanted,
+    /// Since when the host lacks memory.
+    short_since: Option<Instant>,
+}
+
+/// What the owner wants.
 #[derive(Clone, Copy)]
 struct Wanted {
     memory_bytes: u64,
     keep_free_bytes: u64,
 }
 
+/// What there is.
+#[derive(Clone, Copy)]
+struct Found {
+    /// What slices may hold, and what they hold.
+    lent_bytes: u64,
+    held_bytes: u64,
+    available_bytes: u64,
+}
+
 impl Wanted {
-    /// What may be lent while slices may hold `lent_bytes` and the host has `available_bytes`.
-    fn limit_bytes(self, lent_bytes: u64, available_bytes: u64) -> u64 {
+    /// What may be lent in all. Slices will take what they do not hold yet.
+    fn limit_bytes(self, found: Found) -> u64 {
         if self.keep_free_bytes == 0 {
             return self.memory_bytes;
         }
-        let spare = (lent_bytes + available_bytes).saturating_sub(self.keep_free_bytes);
-        self.memory_bytes.min(spare)
+        let spare = (found.held_bytes + found.available_bytes).saturating_sub(self.keep_free_bytes);
+        match spare < self.memory_bytes {
+            true => spare / STEP_BYTES * STEP_BYTES,
+            false => self.memory_bytes,
+        }
+    }
+
+    /// What has to leave; what the host lacks only if `is_short`.
+    fn shortage(self, found: Found, is_short: bool) -> Shortage {
+        let lacks = self.keep_free_bytes.saturating_sub(found.available_bytes);
+        Shortage {
+            lent: found.lent_bytes.saturating_sub(self.memory_bytes) / PAGE_BYTES,
+            held: if is_short { lacks / PAGE_BYTES } else { 0 },
+        }
     }
 }
 
@@ -37,31 +70,53 @@ impl Limit {
             keep_free_bytes,
         };
         Limit {
-            wanted: Mutex::new(wanted),
+            state: Mutex::new(State {
+                wanted,
+                short_since: None,
+            }),
         }
     }
 
-    fn wanted(&self) -> MutexGuard<'_, Wanted> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What its owner lets this host lend.
+    pub(super) fn may_lend_bytes(&self) -> u64 {
+        self.lock().wanted.memory_bytes
     }
 
     pub(super) fn change(&self, request: &LendRequest) {
-        let mut wanted = self.wanted();
+        let wanted = &mut self.lock().wanted;
         wanted.memory_bytes = request.memory_bytes.unwrap_or(wanted.memory_bytes);
         wanted.keep_free_bytes = request.keep_free_bytes.unwrap_or(wanted.keep_free_bytes);
     }
 
     /// Sets the budget's limit to what may be lent now.
     pub(super) fn apply(&self, budget: &Budget) {
-        let lent_bytes = budget.used_pages() * PAGE_BYTES;
-        let limit = self
-            .wanted()
-            .limit_bytes(lent_bytes, host::available_memory_bytes());
-        budget.set_limit(limit / PAGE_BYTES);
+        let found = Found {
+            lent_bytes: budget.used_pages() * PAGE_BYTES,
+            held_bytes: budget.held_pages() * PAGE_BYTES,
+            available_bytes: host::available_memory_bytes(),
+        };
+        let mut state = self.lock();
+        let wanted = state.wanted;
+        let now = Instant::now();
+        let lacks = found.available_bytes < wanted.keep_free_bytes;
+        let since = *state.short_since.get_or_insert(now);
+        let is_short = lacks && now.duration_since(since) >= SHORT_FOR;
+        if !lacks {
+            state.short_since = None;
+        }
+        drop(state);
+        budget.set_limit(
+            wanted.limit_bytes(found) / PAGE_BYTES,
+            wanted.shortage(found, is_short),
+        );
     }
 
     pub(super) fn state(&self, budget: &Budget) -> LendState {
-        let wanted = *self.wanted();
+        let wanted = self.lock().wanted;
         LendState {
             memory_bytes: wanted.memory_bytes,
             keep_free_bytes: wanted.keep_free_bytes,
@@ -76,24 +131,55 @@ impl Limit {
 mod tests {
     use super::*;
 
+    const GIB: u64 = 1 << 30;
+
+    fn found(lent: u64, held: u64, available: u64) -> Found {
+        Found {
+            lent_bytes: lent * GIB,
+            held_bytes: held * GIB,
+            available_bytes: available * GIB,
+        }
+    }
+
     #[test]
     fn the_owner_keeps_what_stays_free() {
-        const GIB: u64 = 1 << 30;
         let wanted = Wanted {
             memory_bytes: 4 * GIB,
             keep_free_bytes: 2 * GIB,
         };
         // Much is free: what the owner lets it lend.
-        assert_eq!(wanted.limit_bytes(GIB, 9 * GIB), 4 * GIB);
+        assert_eq!(wanted.limit_bytes(found(1, 1, 9)), 4 * GIB);
         // 3 GiB are free, one of them may be lent beside the one that is.
-        assert_eq!(wanted.limit_bytes(GIB, 3 * GIB), 2 * GIB);
-        // The owner lacks one.
-        assert_eq!(wanted.limit_bytes(3 * GIB, GIB), 2 * GIB);
-        assert_eq!(wanted.limit_bytes(GIB, 0), 0);
+        assert_eq!(wanted.limit_bytes(found(1, 1, 3)), 2 * GIB);
+        // What was lent will be filled: it is no room for more.
+        assert_eq!(wanted.limit_bytes(found(3, 0, 5)), 3 * GIB);
+        assert_eq!(wanted.limit_bytes(found(1, 1, 0)), 0);
+        let odd = Found {
+            available_bytes: 3 * GIB + 12345,
+            ..found(1, 1, 0)
+        };
+        assert_eq!(wanted.limit_bytes(odd), 2 * GIB);
         let none = Wanted {
             keep_free_bytes: 0,
             ..wanted
         };
-        assert_eq!(none.limit_bytes(GIB, 0), 4 * GIB);
+        assert_eq!(none.limit_bytes(found(1, 1, 0)), 4 * GIB);
+    }
+
+    #[test]
+    fn slices_leave_where_the_owner_lacks_memory_or_lends_less() {
+        let wanted = Wanted {
+            memory_bytes: 2 * GIB,
+            keep_free_bytes: 2 * GIB,
+        };
+        let pages = |gib: u64| gib * GIB / PAGE_BYTES;
+        let shortage = |lent, held| Shortage {
+            lent: pages(lent),
+            held: pages(held),
+        };
+        assert_eq!(wanted.shortage(found(2, 1, 2), true), shortage(0, 0));
+        assert_eq!(wanted.shortage(found(3, 1, 2), true), shortage(1, 0));
+        assert_eq!(wanted.shortage(found(3, 1, 1), true), shortage(1, 1));
+        assert_eq!(wanted.shortage(found(2, 1, 0), false), shortage(0, 0));
     }
 }

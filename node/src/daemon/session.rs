@@ -37,7 +37,7 @@ use crate::error::sentence;
 use crate::protocol::{DaemonReply, DaemonRequest};
 use crate::said::Said;
 use crate::shared::{SharedMemory, Snapshot};
-use crate::size::format_pages;
+use crate::size::{PAGE_BYTES, format_pages};
 use crate::sys;
 use heir::Heir;
 
@@ -89,6 +89,8 @@ enum RequestError {
     Reserved,
     #[error("this host may not borrow here any more")]
     NoPeer,
+    #[error("this host is drained, or expected to fail: nothing new starts here")]
+    Drained,
     #[error("there is no reservation yet")]
     NotReserved,
     #[error("node {node} is not within 1 to {}", MAX_NODES - 1)]
@@ -208,6 +210,11 @@ impl<'a> Session<'a> {
         if let Some(slice) = &mut self.slice {
             slice.look_at_memory();
             slice.forget_late_links();
+            if let Some(reserved) = &self.reserved
+                && let Some(bytes) = slice.held_bytes()
+            {
+                reserved.reservation.set_held(bytes / PAGE_BYTES);
+            }
             let reserved = self.reserved.as_ref();
             if reserved.is_some_and(|reserved| reserved.reservation.is_wanted_back(Instant::now()))
             {
@@ -341,6 +348,9 @@ impl<'a> Session<'a> {
     ) -> Result<DaemonReply, RequestError> {
         if self.reserved.is_some() {
             return Err(RequestError::Reserved);
+        }
+        if self.daemon.budget.all_leave() {
+            return Err(RequestError::Drained);
         }
         // It may have left the cluster since the handshake.
         let peer = self.daemon.peer(&self.peer.key);

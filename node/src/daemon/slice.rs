@@ -25,7 +25,7 @@ use crate::config::Peer;
 use crate::links::{Link, Links};
 use crate::monitor_protocol;
 use crate::said::{BATCH, Spoken};
-use crate::size::format_bytes;
+use crate::size::{PAGE_BYTES, format_bytes};
 use crate::spawn::{
     self, Confinement, Ended, Executable, Missing, Process, ProgramKind, Role, StartError,
 };
@@ -324,6 +324,14 @@ impl LentSlice {
             // Its end is seen in the next turn.
             let _ = self.process.kill();
         }
+    }
+
+    /// Memory that its process has, if it lives: `/proc/PID/statm` (proc_pid_statm(5)).
+    pub fn held_bytes(&self) -> Option<u64> {
+        let pid = self.process.pid();
+        let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+        let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+        Some(pages * PAGE_BYTES)
     }
 
     /// Ends it: home has gone, or wants it gone. Why it had ended before that, if it had
