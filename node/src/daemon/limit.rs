@@ -31,7 +31,7 @@ struct Wanted {
     keep_free_bytes: u64,
 }
 
-/// What there is.
+/// The memory of slices and of the host, in bytes.
 #[derive(Clone, Copy)]
 struct Found {
     /// What slices may hold, and what they hold.
