@@ -522,7 +522,7 @@ fn a_program_that_has_left_a_host_frees_its_room() {
     assert_eq!(cluster.work().unwrap().placed["sort"], placed);
     assert!(left(&[&other.host]));
     let placed = cluster.work().unwrap().placed["sort"].clone();
-    assert_eq!(placed.parts, [home.clone()]);
+    assert_eq!(placed.parts, std::slice::from_ref(home));
     let plans = leader.plan(&cluster, 2);
     assert_eq!(notes(&plans), ["sort is on alpha now."]);
     leader.commit(plans).unwrap();
@@ -543,9 +543,9 @@ fn a_part_moves_where_an_operator_wants_it() {
     let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
     let (_alive, placed) = spread(&mut leader, &cluster);
     let here = placed.parts[1].host.clone();
-    let free = HOSTS[..3].iter().map(|(name, _)| *name);
-    let there = free.filter(|name| placed.parts.iter().all(|part| part.host != *name));
-    let there = there.last().unwrap();
+    let free = |name: &&str| placed.parts.iter().all(|part| part.host != *name);
+    let mut hosts = HOSTS[..3].iter().map(|(name, _)| *name);
+    let there = hosts.rfind(free).unwrap();
     let wish = |from: Option<&str>, to: &str| {
         let (from, to) = (from.map(str::to_owned), to.to_owned());
         cluster.wish("wide", &MoveWish { from, to })
@@ -575,7 +575,7 @@ fn a_part_moves_where_an_operator_wants_it() {
     let ordered = placed();
     assert_eq!((&ordered.wish, &ordered.failure), (&None, &None));
     cluster.order_ended(&ordered, Ok(())).unwrap();
-    assert_eq!(placed().parts[1].host, *there);
+    assert_eq!(placed().parts[1].host, there);
     // A host that leaves meanwhile is no destination.
     wish(None, &here).unwrap();
     cluster.leave(&here, None).unwrap();

@@ -222,11 +222,6 @@ impl Budget {
         self.lock().all_leave = all_leave;
     }
 
-    /// Whether all slices that can leave should.
-    pub fn all_leave(&self) -> bool {
-        self.lock().all_leave
-    }
-
     /// Pages that have to leave, without those of slices that may leave by themselves.
     pub fn wanted_back(&self, now: Instant) -> u64 {
         let may_leave = |slot: &Slot| slot.can_leave && slot.asked.is_none() || slot.leaves(now);

@@ -89,8 +89,6 @@ enum RequestError {
     Reserved,
     #[error("this host may not borrow here any more")]
     NoPeer,
-    #[error("this host is drained, or expected to fail: nothing new starts here")]
-    Drained,
     #[error("there is no reservation yet")]
     NotReserved,
     #[error("node {node} is not within 1 to {}", MAX_NODES - 1)]
@@ -348,9 +346,6 @@ impl<'a> Session<'a> {
     ) -> Result<DaemonReply, RequestError> {
         if self.reserved.is_some() {
             return Err(RequestError::Reserved);
-        }
-        if self.daemon.budget.all_leave() {
-            return Err(RequestError::Drained);
         }
         // It may have left the cluster since the handshake.
         let peer = self.daemon.peer(&self.peer.key);
