@@ -776,12 +776,13 @@ fn taken_in(outcome: Result<Vec<Decision>, InventoryError>) -> Vec<Decision> {
 }
 
 fn to_request(id: AggregateId, request: &crate::WorkRequest, home: HostId) -> Request {
-    let cpus_mib = cpus_mib(request.kind, request.cores);
-    let room = Room::new(request.cores, request.memory_mib + cpus_mib);
+    let for_cpus = cpus_mib(request.kind, request.cores);
+    let room = Room::new(request.cores, request.memory_mib + for_cpus);
     let mut wanted = Request::new(id, &request.name[..], room);
     wanted.hosts_max = request.hosts_max;
     wanted.priority = request.priority;
     wanted.home = Some(home);
     wanted.fixed = request.kind == WorkKind::Program;
+    wanted.core_memory_mib = cpus_mib(request.kind, 1);
     wanted
 }

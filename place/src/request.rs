@@ -1,6 +1,7 @@
 //! What a user asks for.
 
 use crate::host::{Device, Features, HostId};
+use crate::placement::PART_MEMORY_MIN_MIB;
 use crate::room::Room;
 
 /// The number of an aggregate, given out by the caller and never used twice.
@@ -25,6 +26,8 @@ pub struct Request {
     pub home: Option<HostId>,
     /// It cannot move while it runs.
     pub fixed: bool,
+    /// What each core takes of the memory, beside what the aggregate works on.
+    pub core_memory_mib: u64,
 }
 
 /// What is wrong with a request or with a host.
@@ -55,6 +58,16 @@ impl Request {
             priority: 0,
             home: None,
             fixed: false,
+            core_memory_mib: 0,
+        }
+    }
+
+    /// The least memory of the first part if it has `cores`. An aggregate with less is whole.
+    pub(crate) fn home_memory_min_mib(&self, cores: u32) -> u64 {
+        let least = PART_MEMORY_MIN_MIB + self.core_memory_mib * u64::from(cores);
+        match self.core_memory_mib {
+            0 => least.min(self.room.memory_mib),
+            _ => least,
         }
     }
 

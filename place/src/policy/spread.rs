@@ -73,9 +73,12 @@ fn spread_around_home(cluster: &Inventory, request: &Request, start: Start) -> O
     };
     // As many cores as it has memory for, in proportion.
     let by_memory = free.memory_mib * u64::from(request.room.cores) / request.room.memory_mib;
-    let cores = u64::from(free.cores.min(request.room.cores)).min(by_memory.max(1)) as u32;
+    let most = u64::from(free.cores.min(request.room.cores)).min(by_memory.max(1)) as u32;
+    let room = free.memory_mib.min(request.room.memory_mib);
+    let has_room = |cores: &u32| request.home_memory_min_mib(*cores) <= room;
+    let cores = (1..=most).rev().find(has_room)?;
     let share = request.room.share_of(cores);
-    let least = PART_MEMORY_MIN_MIB.min(request.room.memory_mib);
+    let least = request.home_memory_min_mib(cores);
     let here = Room::new(cores, share.memory_mib.max(least).min(free.memory_mib));
     let mut rest = Request {
         devices: Vec::new(),

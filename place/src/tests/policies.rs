@@ -66,6 +66,31 @@ fn memory_comes_from_hosts_without_free_cores() {
 }
 
 #[test]
+fn the_first_part_has_room_for_what_is_loaded_there() {
+    let first_of = |memory_mib: u64, at_home: u32| {
+        let policy = frag_bff(Start::FewestHosts, Goal::FewestHosts);
+        let mut s = cluster(policy, &[2, 4, 4]);
+        let mut eater = request(1, 2 - at_home);
+        eater.home = Some(HostId(0));
+        if at_home < 2 {
+            step(&mut s, 1, Event::Requested(eater));
+        }
+        let mut wanted = request(2, 5);
+        wanted.room.memory_mib = memory_mib;
+        wanted.core_memory_mib = 58;
+        wanted.home = Some(HostId(0));
+        step(&mut s, 2, Event::Requested(wanted));
+        let aggregate = s.cluster().aggregate(AggregateId(2));
+        aggregate.map(|aggregate| aggregate.placement.parts[0].room)
+    };
+    // 260 MiB, and 58 for each core: a fifth is 110, less than 64 and 58.
+    assert_eq!(first_of(550, 1), Some(Room::new(1, 122)));
+    assert_eq!(first_of(550, 2), Some(Room::new(2, 220)));
+    assert_eq!(first_of(350, 2), Some(Room::new(2, 180)));
+    assert_eq!(first_of(110, 2), None, "it is whole, or does not run");
+}
+
+#[test]
 fn near_hosts_are_preferred() {
     let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
     let mut s = cluster(policy, &[]);
