@@ -115,6 +115,14 @@ pub fn sentence(name: &str, outcome: &Outcome) -> String {
     text
 }
 
+/// Whether a machine failed because this node was lost.
+pub fn lost(end: &End, node: u32) -> bool {
+    match end {
+        End::Failed { reason } => reason.contains(&format!("lost node {node} (")),
+        _ => false,
+    }
+}
+
 fn duration(seconds: f64) -> String {
     match Duration::try_from_secs_f64(seconds) {
         Ok(time) if time < Duration::from_secs(1) => format!("{:.1} ms", seconds * 1e3),
@@ -125,6 +133,14 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_tells_which_node_was_lost() {
+        let reason = "slice 1: lost node 12 (vCPU 3): silent for 5 s".into();
+        let failed = End::Failed { reason };
+        assert!(lost(&failed, 12) && !lost(&failed, 1) && !lost(&failed, 2));
+        assert!(!lost(&End::PoweredOff, 12));
+    }
 
     fn outcome(end: End) -> Outcome {
         Outcome {

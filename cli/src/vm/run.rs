@@ -239,6 +239,11 @@ fn supervise(
             eprintln!("weft: vm {}: {sentence}", plan.name);
             return Ok(Last::Killed(code));
         };
+        // A node that joined was named by its number alone.
+        let lost = lived.hosts.iter();
+        for (node, host) in lost.filter(|(node, _)| outcome::lost(&outcome.end, *node)) {
+            eprintln!("weft: vm {}: node {node} was on {host}", plan.name);
+        }
         crashes = match outcome.end {
             End::TripleFault { .. } if outcome.run_time_s < CRASH.as_secs_f64() => crashes + 1,
             _ => 0,

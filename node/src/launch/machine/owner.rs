@@ -78,6 +78,8 @@ pub struct MachineOutcome {
     pub resident_bytes_max: u64,
     /// What the kernel says of one that it killed for lack of memory.
     pub out_of_memory: Option<String>,
+    /// Its nodes on other hosts at the end, and these hosts.
+    pub hosts: Vec<(u32, String)>,
 }
 
 impl<'a> Machine<'a> {
@@ -264,6 +266,12 @@ impl<'a> Machine<'a> {
         let home = &self.aggregate.home;
         let mut resident_bytes_max = home.resident_bytes_max();
         let mut out_of_memory = home.killed_for_memory();
+        let nodes = self.aggregate.nodes.iter();
+        let hosts = nodes.filter_map(|node| match &node.body {
+            Body::Remote(slice) => Some((node.number, slice.host().to_string())),
+            Body::Local(_) => None,
+        });
+        let hosts = hosts.collect();
         let deadline = Instant::now() + END_BOUND;
         for index in 0..self.aggregate.nodes.len() {
             self.aggregate.nodes[index].await_end(deadline);
@@ -280,6 +288,7 @@ impl<'a> Machine<'a> {
             end_asked: self.end_asked,
             resident_bytes_max,
             out_of_memory,
+            hosts,
         }
     }
 }
