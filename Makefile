@@ -21,6 +21,7 @@ SOAK_MOMENTS ?= 50
 SOAK_BOOTS ?= 100
 SOAK_NODE_BOOTS ?= 200
 SOAK_LEND_SECONDS ?= 3600
+SOAK_CLUSTER_SECONDS ?= 3600
 FUZZ_SECONDS ?= 60
 
 help: ## Lists the tasks
@@ -108,7 +109,8 @@ bench: build programs guest guest-debian ## Measures, and renews the tables of b
 soak: build damage programs guest guest-debian ## The long tests, for a night
 	$(CARGO) test --release $(OTHERS) -- --ignored
 	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS) \
-		--node-boots $(SOAK_NODE_BOOTS) --lend-seconds $(SOAK_LEND_SECONDS)
+		--node-boots $(SOAK_NODE_BOOTS) --lend-seconds $(SOAK_LEND_SECONDS) \
+		--cluster-seconds $(SOAK_CLUSTER_SECONDS)
 	@bash .ci/prove all
 
 # Each needs a tool that not every machine has, and says `skipped:` where it lacks.

@@ -87,6 +87,9 @@ struct Options {
     /// Seconds of lending to a hostile program; each way once when absent.
     #[arg(long)]
     lend_seconds: Option<u64>,
+    /// Seconds of random events in a cluster, with --long.
+    #[arg(long, default_value_t = 3600)]
+    cluster_seconds: u64,
     /// Seed of the random moments; the clock when absent.
     #[arg(long)]
     seed: Option<u64>,
@@ -163,6 +166,13 @@ impl Options {
         }
     }
 
+    fn soak(&self) -> Option<members::Soak> {
+        self.long.then(|| members::Soak {
+            images: self.machines().images,
+            duration: Duration::from_secs(self.cluster_seconds),
+        })
+    }
+
     fn plan(&self) -> Plan {
         let settings = matrix::settings(&Filter {
             nodes: self.nodes.clone(),
@@ -233,7 +243,8 @@ fn run(options: &Options) -> Result<bool> {
         lend::run_lending(&context, bound, &options.names, &report);
     }
     if options.wants(Suite::Cluster) {
-        members::run_members(&context, &options.names, &report);
+        let soak = options.soak();
+        members::run_members(&context, soak.as_ref(), &options.names, &report);
     }
     if options.wants(Suite::Vm) {
         let images = options.machines().images;

@@ -215,6 +215,33 @@ impl Star {
         })
     }
 
+    /// Has what a host sends to others vanish on its way, or arrive again: it takes an address
+    /// of the link layer that nobody has for theirs.
+    pub fn mislead(&self, host: usize, others: &[usize], misled: bool) -> Result<()> {
+        let name = self.name(host);
+        for &other in others.iter().filter(|other| **other != host) {
+            let address = Star::address(other);
+            let rest = match misled {
+                true => "lladdr 02:00:00:00:00:01 nud permanent",
+                false => "",
+            };
+            let verb = if misled { "replace" } else { "del" };
+            command(
+                "ip",
+                &format!("-n {name} neigh {verb} {address} dev cable {rest}"),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The number of a host's namespace, as `/proc/PID/ns/net` shows it.
+    pub fn number(&self, host: usize) -> Result<u64> {
+        let path = Path::new("/run/netns").join(self.name(host));
+        let file = path.metadata();
+        let file = file.with_context(|| format!("{}", path.display()))?;
+        Ok(std::os::unix::fs::MetadataExt::ino(&file))
+    }
+
     /// Pulls a host's cable, or puts it back.
     pub fn cut(&self, host: usize, cut: bool) -> Result<()> {
         let state = if cut { "down" } else { "up" };

@@ -3,6 +3,7 @@
 mod hosts;
 mod page;
 mod site;
+mod soak;
 mod work;
 
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use self::site::Site;
+pub use self::soak::Soak;
 use crate::context::Context;
 use crate::report::{Report, Verdict};
 
@@ -23,12 +25,15 @@ type Check = fn(&mut Site<'_>) -> Result<()>;
 #[error("needs {0}")]
 struct Lacks(&'static str);
 
-/// Runs the suite.
-pub fn run_members(context: &Context, names: &[String], report: &Report) {
+/// Runs the suite, and its long test where it is wanted.
+pub fn run_members(context: &Context, soak: Option<&Soak>, names: &[String], report: &Report) {
     run_part(context, "cluster: hosts", &hosts::CHECKS, names, report);
     run_part(context, WITHOUT_ETCD, &hosts::CHECKS, names, report);
     run_part(context, "cluster: work", &work::CHECKS, names, report);
     run_part(context, "cluster: page", &page::CHECKS, names, report);
+    if let Some(soak) = soak {
+        soak::run(context, soak, names, report);
+    }
 }
 
 /// In their order: each check goes on where the one before ended.
