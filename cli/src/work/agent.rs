@@ -182,6 +182,9 @@ impl Agent {
             return Ok(Some(placed.clone()));
         }
         if !work.asked.iter().any(|asked| asked.id == self.id) {
+            // A lease that ends after it was renewed takes the request along.
+            self.renew()?;
+            let name = &self.request.name;
             if !self.lapsed {
                 bail!("{name} was forgotten (`weft cluster forget`)");
             }
