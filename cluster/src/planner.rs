@@ -364,6 +364,7 @@ impl Planner {
             return Some(Refused::NoHome);
         };
         let hosts_max = self.scheduler.hosts_max(wanted);
+        let hosts_max = hosts_max.min(largest.hosts().count() as u32);
         (!largest.could_hold(wanted, hosts_max)).then(|| Refused::LargerThanCluster {
             capacity: largest.capacity(),
             hosts_max,

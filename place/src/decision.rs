@@ -101,7 +101,7 @@ pub enum Refused {
         capacity: Room,
         hosts_max: u32,
     },
-    /// The host where it has to start is not there, or lends nothing.
+    /// The host where it has to start is not there.
     NoHome,
     /// No host has the devices, free or not.
     NoDevices,
@@ -200,7 +200,7 @@ impl Decision {
                      they were empty (the cluster has {capacity}); ask for less."
                 ),
                 Refused::NoHome => format!(
-                    "{name} is refused: the host on which it has to start lends nothing to the \
+                    "{name} is refused: the host on which it has to start is no member of the \
                      cluster."
                 ),
                 Refused::NoDevices => format!(

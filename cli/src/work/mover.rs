@@ -52,18 +52,15 @@ impl Mover {
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), String> {
         let (from, to) = whole_part(before, &order.parts)?;
-        let destinations = self.destinations(&order.parts, to)?;
         let source = *self.nodes.get(&from.host).ok_or_else(|| not_there(from))?;
-        let report = self.weft(
-            &[
-                "migrate",
-                &self.machine,
-                &destinations,
-                "--by-hand",
-                "--json",
-            ],
-            meanwhile,
-        )?;
+        let merges = self.nodes.get(&to.host).is_some_and(|node| *node > 0);
+        let report = match self.migrate(&order.parts, to, !merges, meanwhile) {
+            // What a host lends to a node does not grow, and both parts may need more.
+            Err(why) if merges => self
+                .migrate(&order.parts, to, true, meanwhile)
+                .map_err(|second| format!("{why}; to a new node there: {second}"))?,
+            outcome => outcome?,
+        };
         let report: ChangeView = serde_json::from_str(&report)
             .map_err(|error| format!("the migration's report cannot be read: {error}"))?;
         let Some(Migrated { nodes, stays, .. }) = report.migrated else {
@@ -83,13 +80,33 @@ impl Mover {
         Ok(())
     }
 
-    /// The destination first, then the nodes that the machine keeps.
-    fn destinations(&self, after: &[WorkPart], to: &WorkPart) -> Result<String, String> {
-        let joins = !self.nodes.contains_key(&to.host);
-        let first = match joins {
+    fn migrate(
+        &self,
+        after: &[WorkPart],
+        to: &WorkPart,
+        joins: bool,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<String, String> {
+        let destinations = self.destinations(after, to, joins)?;
+        let machine = &self.machine;
+        let words = ["migrate", machine, &destinations, "--by-hand", "--json"];
+        self.weft(&words, meanwhile)
+    }
+
+    /// The destination first, then the nodes that the machine keeps. `joins`: the destination
+    /// gets a new node, in place of the one that it may have.
+    fn destinations(
+        &self,
+        after: &[WorkPart],
+        to: &WorkPart,
+        joins: bool,
+    ) -> Result<String, String> {
+        let first = match self.nodes.get(&to.host) {
+            Some(node) if !joins || *node == 0 => {
+                format!("{node}={}M", whole_steps(to.memory_mib))
+            }
             // A node that joins needs room for pages of others besides.
-            true => format!("{}={}M", to.host, whole_steps(with_spare(to.memory_mib))),
-            false => format!("{}={}M", self.nodes[&to.host], whole_steps(to.memory_mib)),
+            _ => format!("{}={}M", to.host, whole_steps(with_spare(to.memory_mib))),
         };
         let mut all = vec![first];
         for part in after.iter().filter(|part| part.host != to.host) {
@@ -186,12 +203,14 @@ mod tests {
         let joined = [part("a", 2, 512), part("c", 1, 256), part("d", 1, 255)];
         let (from, to) = whole_part(&before, &joined).unwrap();
         assert_eq!((&from.host[..], &to.host[..]), ("b", "d"));
-        let destinations = mover.destinations(&joined, to);
+        let destinations = mover.destinations(&joined, to, true);
         assert_eq!(destinations.unwrap(), "d=320M,0=512M,2=256M");
         let merged = [part("a", 2, 512), part("b", 2, 511)];
         let (from, to) = whole_part(&before, &merged).unwrap();
         assert_eq!((&from.host[..], &to.host[..]), ("c", "b"));
-        assert_eq!(mover.destinations(&merged, to).unwrap(), "1=512M,0=512M");
+        let destinations = |joins| mover.destinations(&merged, to, joins).unwrap();
+        assert_eq!(destinations(false), "1=512M,0=512M");
+        assert_eq!(destinations(true), "b=638M,0=512M");
         let split = [part("a", 3, 600), part("c", 1, 423)];
         assert!(whole_part(&before, &split).is_err());
     }
