@@ -76,7 +76,9 @@ fn lacks(context: &Context, images: &Images) -> Option<String> {
 
 fn rounds(context: &Context, soak: &Soak) -> Result<(String, Vec<String>)> {
     let file = |name: &str| -> Result<String> {
-        Ok(soak.images.file(name)?.to_string_lossy().into_owned())
+        // Commands run in folders of their own.
+        let file = soak.images.file(name)?.canonicalize()?;
+        Ok(file.to_string_lossy().into_owned())
     };
     let images = (file(SMALL[0])?, file(SMALL[1])?);
     let site = Site::new(context)?;
