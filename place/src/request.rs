@@ -1,7 +1,6 @@
 //! What a user asks for.
 
 use crate::host::{Device, Features, HostId};
-use crate::placement::PART_MEMORY_MIN_MIB;
 use crate::room::Room;
 
 /// The number of an aggregate, given out by the caller and never used twice.
@@ -59,15 +58,6 @@ impl Request {
             home: None,
             fixed: false,
             core_memory_mib: 0,
-        }
-    }
-
-    /// The least memory of the first part if it has `cores`. An aggregate with less is whole.
-    pub(crate) fn home_memory_min_mib(&self, cores: u32) -> u64 {
-        let least = PART_MEMORY_MIN_MIB + self.core_memory_mib * u64::from(cores);
-        match self.core_memory_mib {
-            0 => least.min(self.room.memory_mib),
-            _ => least,
         }
     }
 

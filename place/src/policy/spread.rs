@@ -61,6 +61,15 @@ pub fn spread(cluster: &Inventory, request: &Request, start: Start) -> Option<Pl
     best.or_else(everywhere).map(home_first)
 }
 
+/// The least memory of the first part if it has `cores`. An aggregate with less is whole.
+fn first_part_min_mib(request: &Request, cores: u32) -> u64 {
+    let least = PART_MEMORY_MIN_MIB + request.core_memory_mib * u64::from(cores);
+    match request.core_memory_mib {
+        0 => least.min(request.room.memory_mib),
+        _ => least,
+    }
+}
+
 /// The home is the host that the request names, else the one with the devices and the most
 /// free cores. The rest is spread without it.
 fn spread_around_home(cluster: &Inventory, request: &Request, start: Start) -> Option<Placement> {
@@ -75,10 +84,10 @@ fn spread_around_home(cluster: &Inventory, request: &Request, start: Start) -> O
     let by_memory = free.memory_mib * u64::from(request.room.cores) / request.room.memory_mib;
     let most = u64::from(free.cores.min(request.room.cores)).min(by_memory.max(1)) as u32;
     let room = free.memory_mib.min(request.room.memory_mib);
-    let has_room = |cores: &u32| request.home_memory_min_mib(*cores) <= room;
+    let has_room = |cores: &u32| first_part_min_mib(request, *cores) <= room;
     let cores = (1..=most).rev().find(has_room)?;
     let share = request.room.share_of(cores);
-    let least = request.home_memory_min_mib(cores);
+    let least = first_part_min_mib(request, cores);
     let here = Room::new(cores, share.memory_mib.max(least).min(free.memory_mib));
     let mut rest = Request {
         devices: Vec::new(),
