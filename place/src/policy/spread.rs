@@ -115,7 +115,30 @@ fn spread_around_home(cluster: &Inventory, request: &Request, start: Start) -> O
         Some(vec![Part { host, room }])
     };
     parts.extend(spread.over(&indices).or_else(one_host)?);
+    without_crumbs(cluster, request, &mut parts)?;
     Some(Placement { parts })
+}
+
+/// A part without cores has the least memory of a part at least: the first one gives it the rest.
+/// `None` if it cannot, and the aggregate is one whose first part needs memory for itself.
+fn without_crumbs(cluster: &Inventory, request: &Request, parts: &mut [Part]) -> Option<()> {
+    let (first, others) = parts.split_first_mut()?;
+    let least = first_part_min_mib(request, first.room.cores);
+    for part in others.iter_mut().filter(|part| part.room.cores == 0) {
+        let lacks = PART_MEMORY_MIN_MIB.saturating_sub(part.room.memory_mib);
+        let free = cluster.room_for_more(part.host).memory_mib;
+        let fits = free >= PART_MEMORY_MIN_MIB && first.room.memory_mib >= least + lacks;
+        match (lacks, fits) {
+            (0, _) => {}
+            (_, true) => {
+                first.room.memory_mib -= lacks;
+                part.room.memory_mib += lacks;
+            }
+            (_, false) if request.core_memory_mib == 0 => {}
+            (_, false) => return None,
+        }
+    }
+    Some(())
 }
 
 /// The largest part is the home; of equal ones the one with the lower number.

@@ -91,6 +91,32 @@ fn the_first_part_has_room_for_what_is_loaded_there() {
 }
 
 #[test]
+fn no_host_gives_a_crumb_of_memory() {
+    let parts_of = |at_home: u64, core_memory_mib: u64| {
+        let mut s = cluster(frag_bff(Start::FewestHosts, Goal::FewestHosts), &[1, 4]);
+        step(&mut s, 1, Event::Capacity(HostId(0), Room::new(1, at_home)));
+        let mut wanted = request(1, 1);
+        wanted.room.memory_mib = 196;
+        wanted.hosts_max = 2;
+        wanted.home = Some(HostId(0));
+        wanted.core_memory_mib = core_memory_mib;
+        step(&mut s, 2, Event::Requested(wanted));
+        let aggregate = s.cluster().aggregate(AggregateId(1));
+        let parts = aggregate.map(|aggregate| aggregate.placement.parts.clone());
+        parts.map(|parts| {
+            let memory = parts.iter().map(|part| part.room.memory_mib);
+            memory.collect::<Vec<u64>>()
+        })
+    };
+    assert_eq!(parts_of(196, 58), Some(vec![196]));
+    assert_eq!(parts_of(195, 58), Some(vec![132, 64]));
+    // The first part holds what is loaded there.
+    assert_eq!(parts_of(120, 58), None);
+    // A program's parts may be small.
+    assert_eq!(parts_of(195, 0), Some(vec![132, 64]));
+}
+
+#[test]
 fn near_hosts_are_preferred() {
     let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
     let mut s = cluster(policy, &[]);
