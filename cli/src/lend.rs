@@ -28,7 +28,7 @@ pub fn run(
     } else {
         print!("{}", describe(&state));
     }
-    let is_kept = *request == LendRequest::default() || state.excess_bytes() == 0;
+    let is_kept = *request == LendRequest::default() || state.excess_bytes == 0;
     Ok(match is_kept {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
@@ -42,14 +42,14 @@ fn wait(
 ) -> anyhow::Result<LendState> {
     let begun = Instant::now();
     let mut told = String::new();
-    while state.excess_bytes() > 0 {
+    while state.excess_bytes > 0 {
         if told.is_empty() {
             eprintln!(
                 "weft: slices of programs are asked to leave, the cluster moves parts of its \
                  machines (`weft plan` shows what waits), also if you end this command"
             );
         }
-        let excess = format_bytes(state.excess_bytes());
+        let excess = format_bytes(state.excess_bytes);
         if told != excess {
             eprintln!("weft: {excess} too much is lent");
             told = excess;
@@ -74,7 +74,7 @@ fn describe(state: &LendState) -> String {
         1 => "1 slice".to_owned(),
         slices => format!("{slices} slices"),
     };
-    let excess = match state.excess_bytes() {
+    let excess = match state.excess_bytes {
         0 => String::new(),
         excess => format!(", {} too much", format_bytes(excess)),
     };
@@ -109,6 +109,7 @@ mod tests {
             keep_free_bytes: 0,
             lends_bytes: 4 << 30,
             lent_bytes: 1 << 30,
+            excess_bytes: 0,
             slices: 1,
         };
         assert_eq!(
@@ -119,6 +120,7 @@ mod tests {
             keep_free_bytes: 2 << 30,
             lends_bytes: 1 << 30,
             lent_bytes: 3 << 30,
+            excess_bytes: 2 << 30,
             slices: 2,
             ..state
         };

@@ -31,14 +31,10 @@ pub struct LendState {
     pub lends_bytes: u64,
     /// What its slices may hold now.
     pub lent_bytes: u64,
+    /// What of that has to leave: beyond what its owner lets it lend, or what the host lacks and
+    /// slices hold.
+    pub excess_bytes: u64,
     pub slices: u32,
-}
-
-impl LendState {
-    /// What slices may hold beyond what the daemon lends.
-    pub fn excess_bytes(&self) -> u64 {
-        self.lent_bytes.saturating_sub(self.lends_bytes)
-    }
 }
 
 /// Why a daemon could not be asked.

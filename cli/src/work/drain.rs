@@ -183,8 +183,10 @@ pub fn move_part(name: &str, wish: MoveWish) -> anyhow::Result<ExitCode> {
             eprintln!("weft: {name} has moved");
             return Ok(ExitCode::SUCCESS);
         } else if cluster.leader()?.is_none() {
-            told = "no host decides in this cluster: run `weft node start` on a member".into();
-            eprintln!("weft: {told}");
+            anyhow::bail!(
+                "no host decides in this cluster now: {name} moves when one does; `weft node \
+                 start` starts a daemon"
+            );
         }
         cluster.wait_for_work(work.revision, TURN)?;
     }

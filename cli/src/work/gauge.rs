@@ -22,15 +22,19 @@ struct Reading {
     counters: Counters,
 }
 
+/// The program of this launcher, if it answers.
+fn program_of(launcher: u32) -> Option<AggregateView> {
+    let directory = rundir::directory().ok()?;
+    match rundir::ask(&directory, launcher, &AggregateRequest::View).ok()? {
+        AggregateReply::View(view) => Some(*view),
+        AggregateReply::Done | AggregateReply::Refused(_) => None,
+    }
+}
+
 /// The hosts that the program of this launcher has left; none if it does not answer.
 pub fn left_hosts(launcher: u32) -> Vec<String> {
-    let asked = rundir::directory()
-        .ok()
-        .and_then(|directory| rundir::ask(&directory, launcher, &AggregateRequest::View).ok());
-    let Some(AggregateReply::View(view)) = asked else {
-        return Vec::new();
-    };
-    let nodes = view.nodes.into_iter().filter(|node| node.node > 0);
+    let nodes = program_of(launcher).map_or_else(Vec::new, |view| view.nodes);
+    let nodes = nodes.into_iter().filter(|node| node.node > 0);
     // A program survives the loss of a node without pages.
     let left = nodes.filter(|node| node.state != NodeState::Running);
     left.map(|node| node.name).collect()
@@ -59,12 +63,8 @@ impl Gauge {
 
     /// The program of this launcher since the last reading.
     pub fn program(&mut self, launcher: u32, home: &str) -> Option<Live> {
-        let directory = rundir::directory().ok()?;
-        let reply = rundir::ask(&directory, launcher, &AggregateRequest::View).ok()?;
-        let AggregateReply::View(now) = reply else {
-            return None;
-        };
-        let (before, at) = self.program.replace((*now, Instant::now()))?;
+        let now = program_of(launcher)?;
+        let (before, at) = self.program.replace((now, Instant::now()))?;
         let (now, _) = self.program.as_ref()?;
         Some(of_program(&before, now, at.elapsed().as_secs_f64(), home))
     }

@@ -40,6 +40,16 @@ struct Found {
     available_bytes: u64,
 }
 
+impl Found {
+    fn of(budget: &Budget) -> Found {
+        Found {
+            lent_bytes: budget.used_pages() * PAGE_BYTES,
+            held_bytes: budget.held_pages() * PAGE_BYTES,
+            available_bytes: host::available_memory_bytes(),
+        }
+    }
+}
+
 impl Wanted {
     /// What may be lent in all. Slices will take what they do not hold yet.
     fn limit_bytes(self, found: Found) -> u64 {
@@ -51,6 +61,14 @@ impl Wanted {
             true => spare / STEP_BYTES * STEP_BYTES,
             false => self.memory_bytes,
         }
+    }
+
+    /// What the owner waits for. A loan that is within what it lets the host lend, and that slices
+    /// do not hold, is none of it.
+    fn excess_bytes(self, found: Found) -> u64 {
+        let lent = found.lent_bytes.saturating_sub(self.memory_bytes);
+        let lacks = self.keep_free_bytes.saturating_sub(found.available_bytes);
+        lent.max(lacks.min(found.held_bytes))
     }
 
     /// What has to leave; what the host lacks only if `is_short`.
@@ -94,11 +112,7 @@ impl Limit {
 
     /// Sets the budget's limit to what may be lent now.
     pub(super) fn apply(&self, budget: &Budget) {
-        let found = Found {
-            lent_bytes: budget.used_pages() * PAGE_BYTES,
-            held_bytes: budget.held_pages() * PAGE_BYTES,
-            available_bytes: host::available_memory_bytes(),
-        };
+        let found = Found::of(budget);
         let mut state = self.lock();
         let wanted = state.wanted;
         let now = Instant::now();
@@ -117,11 +131,13 @@ impl Limit {
 
     pub(super) fn state(&self, budget: &Budget) -> LendState {
         let wanted = self.lock().wanted;
+        let found = Found::of(budget);
         LendState {
             memory_bytes: wanted.memory_bytes,
             keep_free_bytes: wanted.keep_free_bytes,
             lends_bytes: budget.pages().0 * PAGE_BYTES,
-            lent_bytes: budget.used_pages() * PAGE_BYTES,
+            lent_bytes: found.lent_bytes,
+            excess_bytes: wanted.excess_bytes(found),
             slices: budget.slots_used(),
         }
     }
@@ -181,5 +197,12 @@ mod tests {
         assert_eq!(wanted.shortage(found(3, 1, 2), true), shortage(1, 0));
         assert_eq!(wanted.shortage(found(3, 1, 1), true), shortage(1, 1));
         assert_eq!(wanted.shortage(found(2, 1, 0), false), shortage(0, 0));
+        // What `weft node lend` waits for.
+        assert_eq!(wanted.excess_bytes(found(3, 1, 9)), GIB);
+        assert_eq!(wanted.excess_bytes(found(2, 1, 0)), GIB);
+        // New loans are refused then, and nothing has to leave.
+        let promised = found(2, 0, 3);
+        assert_eq!(wanted.limit_bytes(promised), GIB);
+        assert_eq!(wanted.excess_bytes(promised), 0);
     }
 }
