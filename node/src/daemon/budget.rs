@@ -50,7 +50,10 @@ pub struct Budget {
 struct State {
     limit_pages: u64,
     used_pages: u64,
-    shortage: Shortage,
+    /// What the owner lets the host lend: as much as the limit, or more.
+    owner_pages: u64,
+    /// What the host lacks, less what slices gave back since that was found.
+    lacks_pages: u64,
     slots: Vec<Option<Slot>>,
     /// All slices that can leave should.
     all_leave: bool,
@@ -58,11 +61,11 @@ struct State {
 
 /// What has to leave, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shortage {
+struct Shortage {
     /// What is lent beyond what the owner lets the host lend: of what slices may hold.
-    pub lent: u64,
+    lent: u64,
     /// What the host lacks: of what slices hold.
-    pub held: u64,
+    held: u64,
 }
 
 impl Shortage {
@@ -120,7 +123,11 @@ impl State {
     /// What has to leave, without slices of which `leaves` says so.
     fn shortage(&self, leaves: impl Fn(&Slot) -> bool) -> Shortage {
         let leaving = self.slots.iter().flatten().filter(|slot| leaves(slot));
-        leaving.fold(self.shortage, |shortage, slot| shortage.without(slot))
+        let shortage = Shortage {
+            lent: self.used_pages.saturating_sub(self.owner_pages),
+            held: self.lacks_pages,
+        };
+        leaving.fold(shortage, |shortage, slot| shortage.without(slot))
     }
 
     /// The slot that should leave: of those that were asked least often, of those that suffice
@@ -175,7 +182,8 @@ impl Budget {
             state: Mutex::new(State {
                 limit_pages,
                 used_pages: 0,
-                shortage: Shortage::default(),
+                owner_pages: limit_pages,
+                lacks_pages: 0,
                 slots: (0..slots).map(|_| None).collect(),
                 all_leave: false,
             }),
@@ -201,10 +209,12 @@ impl Budget {
         self.lock().used_pages
     }
 
-    /// Lends more or less than before. What is lent stays lent until its slice leaves.
-    pub fn set_limit(&self, pages: u64, shortage: Shortage) {
+    /// Lends more or less than before. What is lent stays lent until its slice leaves: what is
+    /// beyond `owner_pages`, or held while the host lacks `lacks_pages`, should.
+    pub fn set_limit(&self, pages: u64, owner_pages: u64, lacks_pages: u64) {
         let mut state = self.lock();
-        (state.limit_pages, state.shortage) = (pages, shortage);
+        state.limit_pages = pages;
+        (state.owner_pages, state.lacks_pages) = (owner_pages, lacks_pages);
     }
 
     /// What slices hold now.
@@ -318,6 +328,7 @@ impl Drop for Reservation {
         let mut state = self.budget.lock();
         if let Some(slot) = state.slots[self.slot as usize].take() {
             state.used_pages -= slot.pages;
+            state.lacks_pages = state.lacks_pages.saturating_sub(slot.held);
         }
     }
 }
@@ -385,11 +396,8 @@ mod tests {
         let asked = |now| all.map(|slice| slice.is_wanted_back(now));
         assert_eq!(asked(now), [false; 4]);
         let used = budget.used_pages();
-        let lent = |pages| Shortage {
-            lent: bound_pages(pages),
-            held: 0,
-        };
-        budget.set_limit(used - bound_pages(1500), lent(1500));
+        let limit = used - bound_pages(1500);
+        budget.set_limit(limit, limit, 0);
         assert_eq!(budget.pages(), (used - bound_pages(1500), 0));
         assert!(budget.reserve(Some(256)).is_err());
         // Machines need not move: programs may suffice.
@@ -415,7 +423,7 @@ mod tests {
         assert_eq!(budget.used_pages(), used - bound_pages(3000));
         // A host that is drained is left by all, within the limit, too.
         let last = at(200);
-        budget.set_limit(used, Shortage::default());
+        budget.set_limit(used, used, 0);
         budget.set_all_leave(true);
         let asked = |now| [&small, &middle, &machine].map(|slice| slice.is_wanted_back(now));
         assert_eq!(asked(last), [true, true, false]);
@@ -438,16 +446,20 @@ mod tests {
         busy.set_held(1500);
         busier.set_held(2500);
         assert_eq!(budget.held_pages(), 4010);
-        let lacks = |held| Shortage { lent: 0, held };
+        let lacks = |pages| budget.set_limit(100, 1 << 20, pages);
         let asked = |now| [&idle, &busy, &busier].map(|slice| slice.is_wanted_back(now));
         // A promise that could not be kept is no reason to leave.
-        budget.set_limit(100, Shortage::default());
+        lacks(0);
         assert_eq!(asked(now), [false; 3]);
-        budget.set_limit(100, lacks(1200));
+        lacks(1200);
         assert_eq!(asked(now), [false, true, false]);
         assert_eq!(budget.wanted_back(now), 0);
-        budget.set_limit(100, lacks(1600));
-        assert_eq!(asked(now), [false, false, true]);
+        // It has left before the host is looked at again: no other is asked for it.
+        drop(busy);
+        let asked = |now| [&idle, &busier].map(|slice| slice.is_wanted_back(now));
+        assert_eq!(asked(now), [false; 2]);
+        lacks(1600);
+        assert_eq!(asked(now), [false, true]);
     }
 
     #[test]

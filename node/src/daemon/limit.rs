@@ -4,7 +4,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::budget::{Budget, Shortage};
+use super::budget::Budget;
 use crate::host;
 use crate::lending::{LendRequest, LendState};
 use crate::size::PAGE_BYTES;
@@ -67,17 +67,12 @@ impl Wanted {
     /// do not hold, is none of it.
     fn excess_bytes(self, found: Found) -> u64 {
         let lent = found.lent_bytes.saturating_sub(self.memory_bytes);
-        let lacks = self.keep_free_bytes.saturating_sub(found.available_bytes);
-        lent.max(lacks.min(found.held_bytes))
+        lent.max(self.lacks_bytes(found).min(found.held_bytes))
     }
 
-    /// What has to leave; what the host lacks only if `is_short`.
-    fn shortage(self, found: Found, is_short: bool) -> Shortage {
-        let lacks = self.keep_free_bytes.saturating_sub(found.available_bytes);
-        Shortage {
-            lent: found.lent_bytes.saturating_sub(self.memory_bytes) / PAGE_BYTES,
-            held: if is_short { lacks / PAGE_BYTES } else { 0 },
-        }
+    /// What the host lacks for its owner.
+    fn lacks_bytes(self, found: Found) -> u64 {
+        self.keep_free_bytes.saturating_sub(found.available_bytes)
     }
 }
 
@@ -116,16 +111,17 @@ impl Limit {
         let mut state = self.lock();
         let wanted = state.wanted;
         let now = Instant::now();
-        let lacks = found.available_bytes < wanted.keep_free_bytes;
+        let lacks = wanted.lacks_bytes(found);
         let since = *state.short_since.get_or_insert(now);
-        let is_short = lacks && now.duration_since(since) >= SHORT_FOR;
-        if !lacks {
+        if lacks == 0 {
             state.short_since = None;
         }
         drop(state);
+        let is_short = now.duration_since(since) >= SHORT_FOR;
         budget.set_limit(
             wanted.limit_bytes(found) / PAGE_BYTES,
-            wanted.shortage(found, is_short),
+            wanted.memory_bytes / PAGE_BYTES,
+            if is_short { lacks / PAGE_BYTES } else { 0 },
         );
     }
 
@@ -183,21 +179,11 @@ mod tests {
     }
 
     #[test]
-    fn slices_leave_where_the_owner_lacks_memory_or_lends_less() {
+    fn an_owner_waits_for_what_has_to_leave() {
         let wanted = Wanted {
             memory_bytes: 2 * GIB,
             keep_free_bytes: 2 * GIB,
         };
-        let pages = |gib: u64| gib * GIB / PAGE_BYTES;
-        let shortage = |lent, held| Shortage {
-            lent: pages(lent),
-            held: pages(held),
-        };
-        assert_eq!(wanted.shortage(found(2, 1, 2), true), shortage(0, 0));
-        assert_eq!(wanted.shortage(found(3, 1, 2), true), shortage(1, 0));
-        assert_eq!(wanted.shortage(found(3, 1, 1), true), shortage(1, 1));
-        assert_eq!(wanted.shortage(found(2, 1, 0), false), shortage(0, 0));
-        // What `weft node lend` waits for.
         assert_eq!(wanted.excess_bytes(found(3, 1, 9)), GIB);
         assert_eq!(wanted.excess_bytes(found(2, 1, 0)), GIB);
         // New loans are refused then, and nothing has to leave.
