@@ -549,6 +549,10 @@ fn killed_both(site: &mut Site<'_>) -> Result<()> {
     let never = site.directory.join("never");
     let program = hold(site, 100, &never, &[])?;
     running(site, 1)?;
+    // The store has it before the agent has handed it over.
+    until("the launcher knows", || {
+        Ok(program.stderr().contains("starts on"))
+    })?;
     // While the launcher lives, it runs.
     kill(Pid::from_raw(agent_of(program.pid())?), Signal::SIGKILL)?;
     until("its agent is silent", || {
