@@ -100,7 +100,7 @@ impl Identity {
         Ok(())
     }
 
-    /// Adds lines to the last of the peers that [`Identity::configure`] wrote.
+    /// Adds lines to what [`Identity::configure`] wrote: to the last of the peers, if it wrote any.
     pub fn allow(&self, lines: &str) -> Result<()> {
         let path = self.directory.join("node.toml");
         let text = fs::read_to_string(&path)?;

@@ -16,7 +16,8 @@
 //! - [`vm`] tries the command `weft vm` with guests of a few instructions.
 //! - [`machines`] boots Linux under `weft vm run`, [`devices`] tries its devices.
 //! - [`aggregate`] boots one Linux over several nodes of this host.
-//! - [`cluster`] starts daemons, [`namespace`] makes two hosts out of one.
+//! - [`cluster`] starts daemons, [`namespace`] makes several hosts out of one, [`fleet`] a
+//!   cluster with daemons and an etcd out of these.
 //! - [`guest`] is a virtual machine and its console; [`boot`] says what to boot
 //!   and under which monitor; [`web`] carries files to and from it.
 //! - [`report`] prints.
@@ -29,6 +30,7 @@ pub mod context;
 pub mod corpus;
 pub mod devices;
 pub mod ends;
+pub mod fleet;
 pub mod guest;
 pub mod judge;
 pub mod lend;

@@ -9,12 +9,11 @@ use anyhow::{Context as _, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::etcd;
 use super::ledger::{AFTERMATH, Harm, Ledger};
 use super::observer::{self, Observer, Sight};
-use super::site::{GUEST, HOSTS, Site, words};
-use super::started::Started;
+use super::site::{GUEST, HOSTS, Site};
 use super::work::{Aggregate, Kind, Told, Wanted};
+use crate::fleet::{ETCD_MEMBERS, Started, words};
 use crate::random::Random;
 use crate::run::End;
 
@@ -70,7 +69,7 @@ pub(super) struct Driver<'a> {
 
 impl<'a> Driver<'a> {
     pub(super) fn new(site: Site<'a>, images: (String, String), seed: u64) -> Result<Driver<'a>> {
-        let path = site.directory.join("log");
+        let path = site.fleet.directory.join("log");
         let log = OpenOptions::new().create(true).append(true).open(&path);
         Ok(Driver {
             site,
@@ -145,7 +144,7 @@ impl<'a> Driver<'a> {
     }
 
     pub(super) fn look(&mut self) {
-        self.sight = observer::look(&self.site.namespaces());
+        self.sight = observer::look(&self.site.fleet.namespaces());
         self.looked = Instant::now();
         for fault in self.observer.faults(&self.sight) {
             self.fail(fault);
@@ -250,12 +249,12 @@ impl<'a> Driver<'a> {
     fn go_on(&mut self, what: &str, end: End) {
         let succeeded = end == End::Exit(0);
         if what.starts_with("join") && succeeded {
-            self.site.hosts[GUEST].is_member = true;
-            if let Err(error) = self.site.start_daemon(GUEST) {
+            self.site.fleet.hosts[GUEST].is_member = true;
+            if let Err(error) = self.site.fleet.start_daemon(GUEST) {
                 self.fail(format!("{error:#}"));
             }
         } else if what.starts_with("leave") && succeeded {
-            self.site.hosts[GUEST].is_member = false;
+            self.site.fleet.hosts[GUEST].is_member = false;
             self.end_daemon(GUEST);
         } else if what == format!("end the daemon of {}", HOSTS[GUEST]) {
             self.ledger.put_right(|harm| harm == Harm::Ended(GUEST));
@@ -272,7 +271,7 @@ impl<'a> Driver<'a> {
     ) -> Result<()> {
         self.note(&format!("{what} ({line} on {})", HOSTS[host]));
         let name = format!("task-{}", self.counts.values().sum::<usize>());
-        let process = self.site.begin(host, &name, &words(line))?;
+        let process = self.site.fleet.begin(host, &name, &words(line))?;
         self.take_on(what, process, bound);
         Ok(())
     }
@@ -356,7 +355,7 @@ impl<'a> Driver<'a> {
 
     /// Asks a daemon to end.
     pub(super) fn end_daemon(&mut self, host: usize) {
-        if let Some(mut daemon) = self.site.hosts[host].daemon.take() {
+        if let Some(mut daemon) = self.site.fleet.hosts[host].daemon.take() {
             self.ledger.begin(Harm::Ended(host));
             daemon.signal(Signal::SIGTERM);
             // It waits for its borrowers for half a minute.
@@ -371,36 +370,36 @@ impl<'a> Driver<'a> {
                 let ending = format!("end the daemon of {}", HOSTS[host]);
                 if self.tasks.iter().any(|task| task.what == ending) {
                     self.after(Later::StartDaemon(host), 2000, 3000);
-                } else if self.site.hosts[host].daemon.is_none() {
-                    self.site.start_daemon(host)?;
+                } else if self.site.fleet.hosts[host].daemon.is_none() {
+                    self.site.fleet.start_daemon(host)?;
                     let of = [Harm::Daemon(host), Harm::Host(host), Harm::Ended(host)];
                     self.ledger.put_right(|harm| of.contains(&harm));
                 }
             }
             Later::Continue(host) => {
-                self.site.hosts[host].is_stopped = false;
-                if let Some(daemon) = &mut self.site.hosts[host].daemon {
+                self.site.fleet.hosts[host].is_stopped = false;
+                if let Some(daemon) = &mut self.site.fleet.hosts[host].daemon {
                     daemon.signal(Signal::SIGCONT);
                 }
                 self.ledger.put_right(|harm| harm == Harm::Stopped(host));
             }
             Later::StartEtcd(member) => {
-                if !self.site.etcd.runs(member) {
-                    self.site.etcd.run(&self.site.star, member)?;
+                if !self.site.fleet.etcd.runs(member) {
+                    self.site.fleet.etcd.run(&self.site.fleet.star, member)?;
                 }
-                if (0..etcd::COUNT).all(|member| self.site.etcd.runs(member)) {
+                if (0..ETCD_MEMBERS).all(|member| self.site.fleet.etcd.runs(member)) {
                     self.ledger.put_right(|harm| harm == Harm::Store);
                 }
             }
             Later::ContinueEtcd(member) => {
-                self.site.etcd.signal(member, Signal::SIGCONT);
-                if (0..etcd::COUNT).all(|member| self.site.etcd.runs(member)) {
+                self.site.fleet.etcd.signal(member, Signal::SIGCONT);
+                if (0..ETCD_MEMBERS).all(|member| self.site.fleet.etcd.runs(member)) {
                     self.ledger.put_right(|harm| harm == Harm::Store);
                 }
             }
             Later::Heal => {
                 for (place, others) in std::mem::take(&mut self.cut) {
-                    self.site.star.mislead(place, &others, false)?;
+                    self.site.fleet.star.mislead(place, &others, false)?;
                 }
                 self.ledger.put_right(|harm| matches!(harm, Harm::Cut(..)));
             }

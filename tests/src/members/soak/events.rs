@@ -5,10 +5,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::driver::{Driver, Later};
-use super::etcd;
 use super::ledger::Harm;
 use super::site::{GUEST, HOSTS};
 use super::work::{Kind, Wanted};
+use crate::fleet::ETCD_MEMBERS;
 
 /// What runs and waits together, at most.
 const AGGREGATES_MAX: usize = 18;
@@ -76,7 +76,7 @@ impl Driver<'_> {
     /// A host that is a member and whose daemon runs.
     fn lender(&mut self) -> Option<usize> {
         let all = (0..HOSTS.len()).filter(|host| {
-            let host = &self.site.hosts[*host];
+            let host = &self.site.fleet.hosts[*host];
             host.daemon.is_some() && !host.is_stopped && host.is_member
         });
         let all: Vec<usize> = all.collect();
@@ -100,7 +100,7 @@ impl Driver<'_> {
         self.started += 1;
         let number = self.started;
         let home = match self.pick(30) {
-            0 if self.site.hosts[GUEST].daemon.is_some() => GUEST,
+            0 if self.site.fleet.hosts[GUEST].daemon.is_some() => GUEST,
             _ => self.pick(GUEST),
         };
         Wanted {
@@ -226,10 +226,10 @@ fn join_or_leave(driver: &mut Driver<'_>) -> Result<()> {
     if driver.tasks.iter().any(|task| is_busy(&task.what)) {
         return Ok(());
     }
-    let guest = &driver.site.hosts[GUEST];
+    let guest = &driver.site.fleet.hosts[GUEST];
     if !guest.is_member {
         driver.note("join ivory");
-        let process = driver.site.join(GUEST)?;
+        let process = driver.site.fleet.join(GUEST)?;
         driver.take_on("join ivory", process, 90);
     } else if guest.daemon.is_some() && !guest.is_stopped {
         let from = driver.pick(GUEST);
@@ -255,7 +255,7 @@ fn kill_this_daemon(driver: &mut Driver<'_>, host: usize) {
     driver.doom(host, "the death of the daemon");
     driver.note(&format!("kill the daemon of {}", HOSTS[host]));
     driver.ledger.begin(Harm::Daemon(host));
-    driver.site.kill_daemon(host);
+    driver.site.fleet.kill_daemon(host);
     driver.after(Later::StartDaemon(host), 500, 30_000);
 }
 
@@ -268,7 +268,7 @@ fn kill_daemon(driver: &mut Driver<'_>) -> Result<()> {
 
 fn kill_leader(driver: &mut Driver<'_>) -> Result<()> {
     let leader = driver.site.leader;
-    if let Some(host) = leader.filter(|host| driver.site.hosts[*host].daemon.is_some()) {
+    if let Some(host) = leader.filter(|host| driver.site.fleet.hosts[*host].daemon.is_some()) {
         kill_this_daemon(driver, host);
     }
     Ok(())
@@ -285,7 +285,7 @@ fn kill_host(driver: &mut Driver<'_>) -> Result<()> {
         for number in numbers {
             driver.kill_launcher(number);
         }
-        driver.site.kill_host(host);
+        driver.site.fleet.kill_host(host);
         driver.after(Later::StartDaemon(host), 500, 30_000);
     }
     Ok(())
@@ -312,8 +312,8 @@ fn stop_daemon(driver: &mut Driver<'_>) -> Result<()> {
     if let Some(host) = driver.lender() {
         driver.note(&format!("stop the daemon of {}", HOSTS[host]));
         driver.ledger.begin(Harm::Stopped(host));
-        driver.site.hosts[host].is_stopped = true;
-        if let Some(daemon) = &mut driver.site.hosts[host].daemon {
+        driver.site.fleet.hosts[host].is_stopped = true;
+        if let Some(daemon) = &mut driver.site.fleet.hosts[host].daemon {
             daemon.signal(Signal::SIGSTOP);
         }
         moment(driver, Later::Continue(host));
@@ -329,11 +329,11 @@ fn etcd_is_whole(driver: &Driver<'_>) -> bool {
 }
 
 fn kill_etcd(driver: &mut Driver<'_>) -> Result<()> {
-    let member = driver.pick(etcd::COUNT);
+    let member = driver.pick(ETCD_MEMBERS);
     if etcd_is_whole(driver) {
         driver.note(&format!("kill etcd {member}"));
         driver.ledger.begin(Harm::Store);
-        driver.site.etcd.kill(member);
+        driver.site.fleet.etcd.kill(member);
         driver.after(Later::StartEtcd(member), 500, 30_000);
     }
     Ok(())
@@ -341,11 +341,11 @@ fn kill_etcd(driver: &mut Driver<'_>) -> Result<()> {
 
 /// It takes connections, and answers nothing.
 fn stop_etcd(driver: &mut Driver<'_>) -> Result<()> {
-    let member = driver.pick(etcd::COUNT);
+    let member = driver.pick(ETCD_MEMBERS);
     if etcd_is_whole(driver) {
         driver.note(&format!("stop etcd {member}"));
         driver.ledger.begin(Harm::Store);
-        driver.site.etcd.signal(member, Signal::SIGSTOP);
+        driver.site.fleet.etcd.signal(member, Signal::SIGSTOP);
         driver.after(Later::ContinueEtcd(member), 2_000, 30_000);
     }
     Ok(())
@@ -354,8 +354,8 @@ fn stop_etcd(driver: &mut Driver<'_>) -> Result<()> {
 fn kill_all_etcd(driver: &mut Driver<'_>) -> Result<()> {
     driver.note("kill all of etcd");
     driver.ledger.begin(Harm::Store);
-    for member in 0..etcd::COUNT {
-        driver.site.etcd.kill(member);
+    for member in 0..ETCD_MEMBERS {
+        driver.site.fleet.etcd.kill(member);
         driver.after(Later::StartEtcd(member), 1_000, 20_000);
     }
     Ok(())
@@ -375,11 +375,11 @@ fn cut(driver: &mut Driver<'_>, some: &[usize], others: &[usize]) -> Result<()> 
             driver.ledger.begin(Harm::Cut(place, other));
         }
         driver.cut.push((place, others.to_vec()));
-        driver.site.star.mislead(place, others, true)?;
+        driver.site.fleet.star.mislead(place, others, true)?;
     }
     for &other in others.iter().filter(|_| !one_way) {
         driver.cut.push((other, some.to_vec()));
-        driver.site.star.mislead(other, some, true)?;
+        driver.site.fleet.star.mislead(other, some, true)?;
     }
     moment(driver, Later::Heal);
     Ok(())
@@ -396,7 +396,7 @@ fn cut_hosts(driver: &mut Driver<'_>) -> Result<()> {
 }
 
 fn cut_store(driver: &mut Driver<'_>) -> Result<()> {
-    let members: Vec<usize> = (HOSTS.len()..HOSTS.len() + etcd::COUNT).collect();
+    let members: Vec<usize> = (HOSTS.len()..HOSTS.len() + ETCD_MEMBERS).collect();
     let one = members[driver.pick(members.len())];
     let rest: Vec<usize> = members
         .iter()

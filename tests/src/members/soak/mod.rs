@@ -10,13 +10,11 @@
 //! Needs root, `ip`, etcd, openssl and `make guest`.
 
 mod driver;
-mod etcd;
 mod events;
 mod ledger;
 mod observer;
 mod quiet;
 mod site;
-mod started;
 mod work;
 
 use std::time::{Duration, Instant};
@@ -27,7 +25,7 @@ use self::driver::Driver;
 use self::site::Site;
 use crate::boot::{Images, SMALL};
 use crate::context::Context;
-use crate::namespace;
+use crate::fleet;
 use crate::report::{Report, Verdict};
 
 const NAME: &str = "cluster: soak";
@@ -62,16 +60,7 @@ pub(super) fn run(context: &Context, soak: &Soak, names: &[String], report: &Rep
 }
 
 fn lacks(context: &Context, images: &Images) -> Option<String> {
-    let tool = |name: &str| {
-        context
-            .tool(name)
-            .is_none()
-            .then(|| format!("needs {name}"))
-    };
-    namespace::missing()
-        .or_else(|| tool("etcd"))
-        .or_else(|| tool("openssl"))
-        .or_else(|| images.missing(&SMALL))
+    fleet::missing(context).or_else(|| images.missing(&SMALL))
 }
 
 fn rounds(context: &Context, soak: &Soak) -> Result<(String, Vec<String>)> {
@@ -86,7 +75,7 @@ fn rounds(context: &Context, soak: &Soak) -> Result<(String, Vec<String>)> {
         "soak: seed {}, {:?}; {}",
         context.seed,
         soak.duration,
-        site.directory.display()
+        site.fleet.directory.display()
     );
     let mut driver = Driver::new(site, images, context.seed)?;
     let begun = Instant::now();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::time::{Duration, Instant};
 
-use super::site::processes_in;
+use crate::fleet::processes_in;
 use crate::processes::{Identity, Process};
 
 /// A slice without a home is one that starts, or whose home has just gone. One that was cut off

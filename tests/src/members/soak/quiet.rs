@@ -9,8 +9,9 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::driver::Driver;
-use super::site::{GUEST, HOSTS, SOON, words};
+use super::site::{GUEST, HOSTS};
 use super::work::{Aggregate, Kind};
+use crate::fleet::{SOON, words};
 
 /// What was begun has ended by then: an end that was asked for, a drain, a lease.
 const SETTLED: Duration = Duration::from_secs(120);
@@ -72,7 +73,7 @@ impl Driver<'_> {
 
     fn plan(&mut self) -> Result<Value> {
         let host = self.pick(GUEST);
-        self.site.json(host, "plan --json")
+        self.site.fleet.json(host, "plan --json")
     }
 
     /// Puts everything right, and checks the cluster. `is_last`: also ends everything.
@@ -86,15 +87,15 @@ impl Driver<'_> {
             Ok(task.or(told.map(|told| told.wanted.token.clone())))
         })?;
         for host in 0..HOSTS.len() {
-            let host_of = &self.site.hosts[host];
+            let host_of = &self.site.fleet.hosts[host];
             if host_of.daemon.is_none() && host_of.is_member && settled {
-                self.site.start_daemon(host)?;
+                self.site.fleet.start_daemon(host)?;
             }
         }
         self.until("nothing is cordoned", SOON, |driver| {
             while let Some(host) = driver.cordoned.last().copied() {
                 let line = format!("node uncordon {}", HOSTS[host]);
-                driver.site.call(host, &words(&line))?;
+                driver.site.fleet.call(host, &words(&line))?;
                 driver.cordoned.pop();
             }
             Ok(None)
@@ -264,8 +265,8 @@ impl Driver<'_> {
         }
         for (host, name) in HOSTS.iter().enumerate() {
             // It removes what launchers that were killed have left.
-            self.site.call(host, &words("vm list"))?;
-            let folder = self.site.run_directory(host).join("weft/vm");
+            self.site.fleet.call(host, &words("vm list"))?;
+            let folder = self.site.fleet.run_directory(host).join("weft/vm");
             // Nothing ran there, and there is no folder.
             for entry in fs::read_dir(folder).into_iter().flatten() {
                 let file = entry.context("a run directory")?.file_name();

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::ledger::Ledger;
-use super::site::{GUEST, HOSTS, Site, words};
-use super::started::Started;
+use super::site::{GUEST, HOSTS, Site};
+use crate::fleet::{Started, words};
 use crate::run::End;
 
 /// Of each aggregate, in seconds: twice the default, since all hosts share few processors.
@@ -76,7 +76,7 @@ impl Aggregate {
         );
         let line = match wanted.kind {
             Kind::Program => {
-                let keeper = site.context.programs.join("keeper");
+                let keeper = site.fleet.context.programs.join("keeper");
                 // A part of the memory is the program's code and its stack.
                 let filled = memory * 3 / 4;
                 let seconds = wanted.seconds;
@@ -105,7 +105,7 @@ impl Aggregate {
         };
         let name = format!("{token}-{}", HOSTS[wanted.home]);
         Ok(Aggregate {
-            command: site.begin(wanted.home, &name, &line)?,
+            command: site.fleet.begin(wanted.home, &name, &line)?,
             wanted,
             told: None,
             ran: None,
@@ -125,7 +125,7 @@ impl Aggregate {
         let mut said = self.command.said();
         if self.wanted.kind == Kind::Detached {
             let token = &self.wanted.token;
-            let log = site.run_directory(self.wanted.home);
+            let log = site.fleet.run_directory(self.wanted.home);
             let log = log.join(format!("weft/vm/{token}.log"));
             said += &std::fs::read_to_string(log).unwrap_or_default();
         }

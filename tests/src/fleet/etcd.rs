@@ -11,12 +11,12 @@ use nix::sys::signal::Signal;
 use super::started::{Started, Words};
 use crate::namespace::Star;
 
-pub(super) const COUNT: usize = 3;
+pub const COUNT: usize = 3;
 /// Longer than etcd's own: the test's processors are busy. Shorter than a leader's lease.
 const HEARTBEAT_MS: u32 = 200;
 const ELECTION_MS: u32 = 2000;
 
-pub(super) struct Etcd {
+pub struct Etcd {
     directory: PathBuf,
     /// The hosts of the network that the members are on.
     hosts: [usize; COUNT],
@@ -25,7 +25,7 @@ pub(super) struct Etcd {
 
 impl Etcd {
     /// All members run, and may not answer yet.
-    pub(super) fn start(star: &Star, hosts: [usize; COUNT], directory: &Path) -> Result<Etcd> {
+    pub fn start(star: &Star, hosts: [usize; COUNT], directory: &Path) -> Result<Etcd> {
         fs::create_dir_all(directory)?;
         make_certificates(directory, &hosts.map(Star::address))?;
         let mut etcd = Etcd {
@@ -40,7 +40,7 @@ impl Etcd {
     }
 
     /// What the options `--store` and the three for its certificates take.
-    pub(super) fn options(&self) -> Vec<String> {
+    pub fn options(&self) -> Vec<String> {
         let all = self
             .hosts
             .map(|host| format!("{}:2379", Star::address(host)));
@@ -57,7 +57,7 @@ impl Etcd {
     }
 
     /// Starts a member, for the first time or with what it has kept.
-    pub(super) fn run(&mut self, star: &Star, member: usize) -> Result<()> {
+    pub fn run(&mut self, star: &Star, member: usize) -> Result<()> {
         let name = |member: usize| format!("e{member}");
         let url = |member: usize, port: u16| {
             format!("https://{}:{port}", Star::address(self.hosts[member]))
@@ -96,24 +96,24 @@ impl Etcd {
         Ok(())
     }
 
-    pub(super) fn kill(&mut self, member: usize) {
+    pub fn kill(&mut self, member: usize) {
         if let Some(mut process) = self.members[member].take() {
             process.signal(Signal::SIGKILL);
         }
     }
 
-    pub(super) fn runs(&self, member: usize) -> bool {
+    pub fn runs(&self, member: usize) -> bool {
         self.members[member].is_some()
     }
 
-    pub(super) fn signal(&mut self, member: usize, signal: Signal) {
+    pub fn signal(&mut self, member: usize, signal: Signal) {
         if let Some(process) = &mut self.members[member] {
             process.signal(signal);
         }
     }
 
     /// A member that nobody killed has ended.
-    pub(super) fn failed(&mut self) -> Option<String> {
+    pub fn failed(&mut self) -> Option<String> {
         let folder = &self.directory;
         self.members.iter_mut().flatten().find_map(|process| {
             let end = process.end()?;

@@ -14,27 +14,27 @@ use nix::unistd::Pid;
 use crate::run::End;
 
 /// What to start.
-pub(super) struct Words<'a> {
+pub struct Words<'a> {
     /// Words before it that bring it to its host.
-    pub(super) prefix: Vec<OsString>,
-    pub(super) command: Vec<OsString>,
-    pub(super) environment: Vec<(OsString, OsString)>,
+    pub prefix: Vec<OsString>,
+    pub command: Vec<OsString>,
+    pub environment: Vec<(OsString, OsString)>,
     /// Where `NAME.out` and `NAME.err` are. Both grow with each process of the same name.
-    pub(super) directory: &'a Path,
-    pub(super) name: &'a str,
+    pub directory: &'a Path,
+    pub name: &'a str,
 }
 
 /// A process in a session of its own.
-pub(super) struct Started {
+pub struct Started {
     child: Child,
-    pub(super) begun: Instant,
-    pub(super) output: PathBuf,
-    pub(super) errors: PathBuf,
+    pub begun: Instant,
+    pub output: PathBuf,
+    pub errors: PathBuf,
     end: Option<End>,
 }
 
 impl Started {
-    pub(super) fn begin(words: Words<'_>) -> Result<Started> {
+    pub fn begin(words: Words<'_>) -> Result<Started> {
         let all: Vec<OsString> = words.prefix.into_iter().chain(words.command).collect();
         let [program, arguments @ ..] = &all[..] else {
             bail!("nothing to start");
@@ -69,12 +69,12 @@ impl Started {
         })
     }
 
-    pub(super) fn pid(&self) -> i32 {
+    pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
     /// How it has ended, if it has.
-    pub(super) fn end(&mut self) -> Option<End> {
+    pub fn end(&mut self) -> Option<End> {
         if self.end.is_none() {
             // A child of this process can always be waited for.
             let status = self.child.try_wait().ok().flatten()?;
@@ -87,7 +87,7 @@ impl Started {
     }
 
     /// Signals it, unless it has ended.
-    pub(super) fn signal(&mut self, signal: Signal) {
+    pub fn signal(&mut self, signal: Signal) {
         if self.end().is_none() {
             // It has not been waited for, so the number is its own.
             let _ = kill(Pid::from_raw(self.pid()), signal);
@@ -95,7 +95,7 @@ impl Started {
     }
 
     /// Waits for its end; kills it after the bound.
-    pub(super) fn finish(mut self, bound: Duration) -> (End, Started) {
+    pub fn finish(mut self, bound: Duration) -> (End, Started) {
         loop {
             if let Some(end) = self.end() {
                 return (end, self);
@@ -109,11 +109,11 @@ impl Started {
         }
     }
 
-    pub(super) fn said(&self) -> String {
+    pub fn said(&self) -> String {
         fs::read_to_string(&self.errors).unwrap_or_default()
     }
 
-    pub(super) fn printed(&self) -> String {
+    pub fn printed(&self) -> String {
         let bytes = fs::read(&self.output).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
