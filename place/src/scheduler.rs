@@ -200,6 +200,13 @@ impl Scheduler {
         self.limits.moves_max = moves_max;
     }
 
+    /// Has another policy decide from now on. All hosts are looked at anew.
+    pub fn set_policy(&mut self, policy: Box<dyn Policy>) {
+        self.policy = policy;
+        let hosts: Vec<HostId> = self.cluster.hosts().map(|host| host.id).collect();
+        self.got_room(hosts);
+    }
+
     /// When [`Event::Passed`] may change something, if nothing else happens before.
     pub fn next_wake(&self) -> Option<Duration> {
         self.later.first().map(|&(at, _)| at)

@@ -9,6 +9,7 @@ use crate::decision::Moved;
 use crate::host::HostId;
 use crate::inventory::{Aggregate, Inventory};
 use crate::placement::{Move, Transfer};
+use crate::room::Room;
 
 /// A move that leaves the cluster's free cores in larger blocks.
 ///
@@ -17,6 +18,10 @@ use crate::placement::{Move, Transfer};
 /// `2k(f - t + k)`: the block that grows must become larger than the block that is broken
 /// was. This is what FragVisor's Figure 14 does: 2+2 with 0 and 4 free cores stay, with 1
 /// and 7 become 3+1. An aggregate never becomes slower for it.
+///
+/// Where not all cores of a part fit, the others move, and the part's memory stays: its pages
+/// follow the cores that use them. Such cores go to the home only, if there is one: a part
+/// elsewhere has room for the cores with which it started.
 pub fn least_fragmentation(
     cluster: &Inventory,
     costs: &Costs,
@@ -25,17 +30,14 @@ pub fn least_fragmentation(
 ) -> Option<Wanted> {
     let mut best: Option<(i64, std::cmp::Reverse<u64>, Wanted)> = None;
     for (aggregate, from, to) in pairs(cluster, host, may_move) {
-        let there = aggregate.placement.on(from);
         let (free_from, free_to) = (cluster.free(from), cluster.room_for_more(to));
-        let cores = there.cores.min(free_to.cores);
-        let room = there.share_of(cores);
-        if cores == 0 || !free_to.holds(room) {
+        let Some(room) = movable_room(aggregate, from, to, free_to) else {
             continue;
-        }
+        };
         let (f, t, k) = (
             i64::from(free_from.cores),
             i64::from(free_to.cores),
-            i64::from(cores),
+            i64::from(room.cores),
         );
         let gain = 2 * k * (f - t + k);
         let moving = single(aggregate, Transfer { from, to, room });
@@ -47,7 +49,7 @@ pub fn least_fragmentation(
             continue;
         }
         let whole = after.parts.len() == 1;
-        let larger = free_from.cores + cores;
+        let larger = free_from.cores + room.cores;
         best = Some((
             key.0,
             key.1,
@@ -62,6 +64,22 @@ pub fn least_fragmentation(
         ));
     }
     best.map(|(_, _, wanted)| wanted)
+}
+
+/// What of the part on `from` fits on `to`.
+fn movable_room(aggregate: &Aggregate, from: HostId, to: HostId, free: Room) -> Option<Room> {
+    let part = aggregate.placement.on(from);
+    if part.cores == 0 {
+        return None;
+    }
+    if free.holds(part) {
+        return Some(part);
+    }
+    let request = &aggregate.request;
+    let cores = free.cores.min(part.cores - 1);
+    let room = Room::new(cores, request.core_memory_mib * u64::from(cores));
+    let may = request.home.is_none_or(|home| home == to) && room.memory_mib < part.memory_mib;
+    (cores > 0 && may && free.holds(room)).then_some(room)
 }
 
 /// A move after which an aggregate is on one host less. The smallest part moves, to the

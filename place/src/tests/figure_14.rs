@@ -99,13 +99,55 @@ fn the_five_decisions() {
         told,
         [
             format!(
-                "vm1 moves 1 core and 4096 MiB from node{node1} to node{node0} within 5.0 s: \
+                "vm1 moves 1 core and 8192 MiB from node{node1} to node{node0} within 10.0 s: \
                  node{node1} then has a block of 12 free cores, and the aggregate is on one host."
             ),
             format!("vm1 is on node{node0} as a whole: it is placed by best fit from now on."),
             format!("vm3 starts on node{node1}: it fills the free cores there exactly."),
         ]
     );
+}
+
+/// A machine that starts on one of several hosts for good: cores go there alone, each with what it
+/// takes of the memory, and none goes to another part.
+#[test]
+fn single_cores_go_home() {
+    let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
+    let mut s = cluster(policy, &[4, 4, 4]);
+    for number in 0..3 {
+        let mut filler = request(100 + u64::from(number), 2);
+        filler.home = Some(HostId(number));
+        step(&mut s, 0, Event::Requested(filler));
+    }
+    let mut spread = request(1, 6);
+    spread.home = Some(HostId(0));
+    spread.core_memory_mib = 58;
+    step(&mut s, 0, Event::Requested(spread));
+    assert_eq!(cores_of(&s, 1), [(0, 2), (1, 2), (2, 2)]);
+    let lends = |host, cores| Event::Capacity(HostId(host), Room::new(cores, 64 * GIB));
+    // A core of one would leave two free there.
+    step(&mut s, 1, lends(1, 5));
+    step(&mut s, 1, lends(2, 5));
+    assert_eq!(cores_of(&s, 1), [(0, 2), (1, 2), (2, 2)]);
+    step(&mut s, 2, lends(0, 5));
+    // The two that are left there then fit beside the other part.
+    let cores: Vec<u32> = cores_of(&s, 1).iter().map(|&(_, cores)| cores).collect();
+    assert_eq!(cores, [3, 3]);
+    let there = s.cluster().aggregate(AggregateId(1)).unwrap();
+    let memory = there.placement.on(HostId(0)).memory_mib;
+    assert_eq!(memory, 8 * GIB + 58, "the part's memory stays");
+}
+
+#[test]
+fn another_policy_looks_at_all_hosts() {
+    let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
+    let mut s = cluster(policy, &[2, 2]);
+    step(&mut s, 0, Event::Requested(request(1, 4)));
+    step(&mut s, 1, Event::Capacity(HostId(1), Room::new(4, 16 * GIB)));
+    assert_eq!(cores_of(&s, 1), [(0, 2), (1, 2)], "a block stays free");
+    s.set_policy(frag_bff(Start::FewestHosts, Goal::FewestHosts));
+    step(&mut s, 2, Event::Passed);
+    assert_eq!(cores_of(&s, 1), [(1, 4)]);
 }
 
 /// With the goal of fewest hosts the machine would be whole at 222 already, and the one of
