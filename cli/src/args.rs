@@ -200,6 +200,10 @@ pub enum NodeCommand {
         /// quarter of that, and 64M
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         memory: Option<u64>,
+        /// Cores that the cluster counts on; it may be more than there are, which are shared then
+        #[arg(long, value_name = "N",
+            value_parser = clap::value_parser!(u32).range(..=i64::from(weft_cluster::CORES_MAX)))]
+        cores: Option<u32>,
         /// Maximum number of slices at a time
         #[arg(long, value_name = "N")]
         slices: Option<u32>,
@@ -325,6 +329,18 @@ pub enum ClusterCommand {
     Forget {
         /// The name, as `weft plan` shows it
         name: String,
+    },
+    /// Show by which policy hosts are chosen, or choose another one
+    ///
+    /// bff: on the host that is left with the least free cores, or not at all. fragbff-START-GOAL
+    /// spreads over several hosts what fits on none: over the fewest, or the most; and pulls it
+    /// together for large blocks of free cores (fragmentation), or for few hosts of each machine
+    /// (hosts). bff-migration: bff, and machines move so that one fits. least-loaded: where the
+    /// most is free.
+    Policy {
+        /// The policy [default: show the present one]
+        #[arg(value_parser = weft_place::POLICY_NAMES)]
+        policy: Option<String>,
     },
     /// Keep the cluster from moving machines by itself, or let it
     HandsOff {

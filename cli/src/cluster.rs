@@ -35,6 +35,7 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
             return crate::work::move_part(&name, MoveWish { from, to: host });
         }
         ClusterCommand::Forget { name } => crate::work::forget(&name)?,
+        ClusterCommand::Policy { policy } => crate::work::policy(policy.as_deref())?,
         ClusterCommand::HandsOff { hands_off } => crate::work::hands_off(hands_off)?,
         ClusterCommand::Log { follow, json } => log::show(follow, json)?,
         ClusterCommand::Store(args) => serve::store(&args)?,

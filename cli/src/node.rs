@@ -30,10 +30,12 @@ pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
         NodeCommand::Start {
             listen,
             memory,
+            cores,
             slices,
         } => start(&DaemonOptions {
             listen,
             memory_bytes: memory,
+            cores,
             slices,
             ..DaemonOptions::default()
         }),

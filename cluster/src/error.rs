@@ -54,6 +54,8 @@ pub enum ClusterError {
     User(String),
     #[error("{0} has no quota: `weft cluster quota list` lists them")]
     NoSuchQuota(String),
+    #[error(transparent)]
+    Policy(#[from] weft_place::UnknownPolicy),
     #[error("an access key is good for {} days at most", .0.as_secs() / 86400)]
     AccessLife(Duration),
     #[error("an access key called {0} exists already: choose another name, or end that one")]

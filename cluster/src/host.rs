@@ -79,6 +79,9 @@ pub struct HostReport {
     /// Why it is expected to fail, by the errors that its kernel counted: a phrase.
     #[serde(default)]
     pub trouble: Option<String>,
+    /// The cores that its owner lends; without it, all that it has.
+    #[serde(default)]
+    pub cores: Option<u32>,
     pub slices: u32,
     pub free_bytes: u64,
     /// Processes that ran or wanted to, in the mean of the last minute.
@@ -106,6 +109,13 @@ pub struct Member {
 }
 
 impl Member {
+    /// The cores that it lends.
+    pub fn cores(&self) -> u32 {
+        let report = self.report.as_ref();
+        let lent = report.and_then(|report| report.cores);
+        lent.unwrap_or(self.record.cores)
+    }
+
     /// Why it is expected to fail, by an operator, else by itself.
     pub fn trouble(&self) -> Option<&str> {
         let report = self.report.as_ref();
@@ -115,10 +125,15 @@ impl Member {
 }
 
 impl HostReport {
-    /// What others may show of it.
+    /// What others may show and count.
     pub(crate) fn shown(self) -> HostReport {
         let trouble = self.trouble.as_deref().map(shown_trouble);
-        HostReport { trouble, ..self }
+        let cores = self.cores.map(|cores| cores.min(CORES_MAX));
+        HostReport {
+            trouble,
+            cores,
+            ..self
+        }
     }
 }
 

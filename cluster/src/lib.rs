@@ -18,6 +18,7 @@
 //! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it, or the host leaves |
 //! | `weft/cordon/NAME` | [`Cordon`] | an operator ends it, or the host leaves |
 //! | `weft/hands-off` | nothing: the cluster moves nothing by itself | an operator ends it |
+//! | `weft/policy` | the name of the policy by which hosts are chosen | an operator chooses another |
 //! | `weft/access/NAME` | [`AccessKey`]: the digest of a key for the API, with its role | an operator ends it |
 //! | `weft/leader` | [`Leader`] | the leader's lease ends |
 //! | `weft/log/N` | [`LogRecord`] | [`LOG_MAX`] more are written |
@@ -48,7 +49,7 @@ mod token;
 mod work;
 
 pub use access::{ACCESS_LIFE_MAX, AccessKey, AccessKeys, Role, seconds_now};
-pub use bounds::{PRIORITY_MAX, WORK_HOSTS_MAX};
+pub use bounds::{CORES_MAX, PRIORITY_MAX, WORK_HOSTS_MAX};
 pub use error::ClusterError;
 pub use host::{Cordon, HostRecord, HostReport, HostState, Member, is_shown};
 pub use leader::{Leader, Term};
@@ -56,7 +57,7 @@ pub use leaving::Leaving;
 pub use live::{Flow, Live, LiveHost, Onlooker};
 pub use log::{LOG_MAX, LogKind, LogRecord};
 pub use overview::{HostView, NextMove, Overview, RunView, WaitView};
-pub use planner::{POLICY, Plan, Planner, lent_mib};
+pub use planner::{POLICY_DEFAULT, Plan, Planner, lent_mib};
 pub use quota::{ANY_USER, Quota, Quotas, Usage};
 pub use token::{Secret, Token};
 pub use work::{
@@ -80,6 +81,7 @@ const LEADER: &str = "weft/leader";
 const CORDONS: &str = "weft/cordon/";
 const TROUBLE: &str = "weft/trouble/";
 const HANDS_OFF: &str = "weft/hands-off";
+const POLICY: &str = "weft/policy";
 
 /// All that a leader decides by, as it is in the store.
 #[derive(Clone, Debug, Default)]
@@ -89,6 +91,8 @@ pub struct ClusterState {
     pub quotas: Quotas,
     /// The cluster moves nothing by itself.
     pub hands_off: bool,
+    /// How hosts are chosen, if an operator said so.
+    pub policy: Option<String>,
 }
 
 /// The layout of the keys above.
@@ -380,6 +384,7 @@ impl Cluster {
             work: self.work()?,
             quotas: self.quotas()?,
             hands_off: self.hands_off()?,
+            policy: self.policy()?,
         })
     }
 
@@ -394,6 +399,20 @@ impl Cluster {
             false => Change::delete(HANDS_OFF),
         };
         self.store.commit(&[], &[change])?;
+        Ok(())
+    }
+
+    /// How hosts are chosen, if an operator said so ([`POLICY_DEFAULT`] else). A name that this
+    /// version does not know counts as none.
+    pub fn policy(&self) -> Result<Option<String>, ClusterError> {
+        let name = self.store.get(POLICY)?.map(|entry| lossy(&entry.value));
+        Ok(name.filter(|name| weft_place::policy_by_name(name).is_ok()))
+    }
+
+    /// Has hosts be chosen by this policy from now on.
+    pub fn set_policy(&self, name: &str) -> Result<(), ClusterError> {
+        weft_place::policy_by_name(name)?;
+        self.store.commit(&[], &[Change::put(POLICY, name)])?;
         Ok(())
     }
 

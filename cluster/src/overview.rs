@@ -2,7 +2,7 @@
 
 use crate::host::{HostReport, HostState, Member};
 use crate::live::Live;
-use crate::planner::{CPU_MIB, POLICY, Plan, Planner};
+use crate::planner::{CPU_MIB, Plan, Planner};
 use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
 use crate::{Cluster, ClusterError};
 use serde::Serialize;
@@ -16,7 +16,8 @@ const SETTLED: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Overview {
     pub cluster: String,
-    pub policy: &'static str,
+    /// How hosts are chosen.
+    pub policy: String,
     /// It moves nothing by itself.
     pub hands_off: bool,
     /// The host that decides, if one does.
@@ -107,13 +108,13 @@ impl Cluster {
     pub fn overview(&self) -> Result<Overview, ClusterError> {
         let mut state = self.state()?;
         let hands_off = std::mem::replace(&mut state.hands_off, true);
-        let mut planner = Planner::by_default();
+        let mut planner = Planner::default();
         // What it would answer now: what the leader said may be older.
         let plans = planner.update(Duration::ZERO, &state);
         let (members, work) = (&state.members, &state.work);
         let mut overview = Overview {
             cluster: self.identity().name.clone(),
-            policy: POLICY,
+            policy: planner.policy().to_owned(),
             hands_off,
             leader: self.leader()?.map(|leader| leader.name),
             hosts: hosts(planner.inventory(), members),

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weft_place::{
     Adopted, AggregateId, Costs, Decision, Event, Health, Host, HostId, Inventory, InventoryError,
-    Limits, MoveResult, Part, Placement, Policy, Refused, Request, Room, Scheduler,
+    Limits, MoveResult, Part, Placement, Refused, Request, Room, Scheduler,
 };
 
 /// What the leader is to commit.
@@ -50,6 +50,8 @@ pub enum Plan {
 /// See the module.
 pub struct Planner {
     scheduler: Scheduler,
+    /// The scheduler's policy.
+    policy: String,
     /// Hosts that the scheduler knows, by their numbers.
     hosts: BTreeMap<HostId, String>,
     /// The numbers of the members.
@@ -88,8 +90,8 @@ struct Silences {
     counted: Vec<Duration>,
 }
 
-/// How a cluster chooses hosts: FragVisor's policy (section 6.5).
-pub const POLICY: &str = "fragbff-fewest-hosts";
+/// How a cluster chooses hosts if nobody says otherwise: FragVisor's policy (section 6.5).
+pub const POLICY_DEFAULT: &str = "fragbff-fewest-hosts";
 
 /// What a slice takes of what its host lends, at most, in MiB: that of a machine. A slice of a
 /// program takes less. Its memory and a quarter of that for pages of others, 72 MiB for each
@@ -138,7 +140,7 @@ fn offered(member: &Member, work: &Work) -> Room {
     });
     let others = (report.lent_bytes >> 20).saturating_sub(ours);
     let lends = (report.lends_bytes >> 20).saturating_sub(others);
-    offers(lends, member.record.cores, count)
+    offers(lends, member.cores(), count)
 }
 
 /// What the owner of a host wants back, in the measure of [`offers`]. Nothing of a host that is
@@ -155,7 +157,7 @@ fn possible(member: &Member) -> Room {
     let lends = member.report.as_ref();
     let lends = lends.map(|report| report.lends_bytes.max(report.may_lend_bytes));
     let bytes = lends.unwrap_or(member.record.memory_bytes);
-    offers(bytes >> 20, member.record.cores, 0)
+    offers(bytes >> 20, member.cores(), 0)
 }
 
 /// The members with all that they may offer some time.
@@ -170,8 +172,9 @@ fn largest(members: &[Member]) -> Inventory {
     all
 }
 
-impl Planner {
-    pub fn new(policy: Box<dyn Policy>) -> Planner {
+impl Default for Planner {
+    fn default() -> Planner {
+        let policy = weft_place::policy_by_name(POLICY_DEFAULT).expect("a policy that there is");
         let limits = Limits {
             // A host that lends nothing now may lend later.
             refuse_larger: false,
@@ -180,6 +183,7 @@ impl Planner {
             ..Limits::default()
         };
         Planner {
+            policy: policy.name(),
             scheduler: Scheduler::new(policy, Costs::default(), limits),
             hosts: BTreeMap::new(),
             members: BTreeMap::new(),
@@ -194,10 +198,24 @@ impl Planner {
             refused: BTreeSet::new(),
         }
     }
+}
 
-    /// One with the policy of every cluster.
-    pub fn by_default() -> Planner {
-        Planner::new(weft_place::policy_by_name(POLICY).expect("a policy that there is"))
+impl Planner {
+    /// The policy by which it decides.
+    pub fn policy(&self) -> &str {
+        &self.policy
+    }
+
+    /// Decides by the policy of this name from now on. One that is not known changes nothing.
+    fn follow(&mut self, name: &str) {
+        if self.policy != name
+            && let Ok(policy) = weft_place::policy_by_name(name)
+        {
+            self.policy = name.to_owned();
+            self.scheduler.set_policy(policy);
+            self.notes
+                .push((LogKind::Host, format!("Hosts are chosen by {name} now.")));
+        }
     }
 
     /// How many times as long an aggregate needs as on one host; 1 of what is not known.
@@ -217,6 +235,7 @@ impl Planner {
     /// same for all calls.
     pub fn update(&mut self, now: Duration, state: &ClusterState) -> Vec<Plan> {
         let work = &state.work;
+        self.follow(state.policy.as_deref().unwrap_or(POLICY_DEFAULT));
         let moves_max = Limits::default().moves_max;
         self.scheduler
             .set_moves_max(if state.hands_off { 0 } else { moves_max });

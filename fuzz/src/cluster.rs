@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use weft_cluster::{Cluster, HostRecord, LogKind, Plan, Planner, Token};
-use weft_place::{POLICY_NAMES, policy_by_name};
+use weft_place::POLICY_NAMES;
 use weft_store::{Change, Embedded, Store};
 
 use crate::random::Random;
@@ -160,11 +160,12 @@ pub fn state(input: &[u8]) {
         return;
     };
     let policy = POLICY_NAMES[input.len() % POLICY_NAMES.len()];
-    let mut planner = Planner::new(policy_by_name(policy).expect("a policy's name"));
+    let mut planner = Planner::default();
     for turn in 0..4_u64 {
         let Ok(mut state) = cluster.state() else {
             return;
         };
+        state.policy = Some(policy.into());
         state.hands_off = input.len().is_multiple_of(2);
         let damaged = state.work.damaged.len();
         let now = Duration::from_secs(20 * turn);

@@ -59,6 +59,7 @@ fn play_daemon(variable: &dyn Fn(&str) -> String) {
         configuration: None,
         listen: Some("127.0.0.1:0".into()),
         memory_bytes: Some(variable("WEFT_TEST_MEMORY").parse().unwrap()),
+        cores: None,
         slices: Some(4),
         // The stand-in for the runtime is not static.
         unconfined: true,

@@ -106,7 +106,7 @@ impl Crowd {
             leases,
             leads,
             term: term.expect("it leads"),
-            planner: Planner::by_default(),
+            planner: Planner::default(),
             begun: Instant::now(),
             cluster,
         };

@@ -28,6 +28,7 @@ pub(crate) enum Change {
     Evacuate { host: String },
     Move { name: String },
     HandsOff,
+    Policy,
     Forget { name: String },
 }
 
@@ -37,7 +38,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
 
 /// Every route, as `openapi.json` writes it. A part in braces is a name.
-const ROUTES: [(Method, &str); 16] = [
+const ROUTES: [(Method, &str); 17] = [
     (Method::GET, "/"),
     (Method::GET, "/page.css"),
     (Method::GET, "/page.js"),
@@ -54,6 +55,7 @@ const ROUTES: [(Method, &str); 16] = [
     (Method::POST, "/v1/work/{name}/forget"),
     (Method::POST, "/v1/work/{name}/move"),
     (Method::PUT, "/v1/hands-off"),
+    (Method::PUT, "/v1/policy"),
 ];
 
 impl Operation {
@@ -121,6 +123,7 @@ fn operation(route: &str, name: &str) -> Operation {
         "/v1/hosts/{name}/evacuate" => Operation::Change(Change::Evacuate { host: name.into() }),
         "/v1/work/{name}/move" => Operation::Change(Change::Move { name: name.into() }),
         "/v1/work/{name}/forget" => Operation::Change(Change::Forget { name: name.into() }),
+        "/v1/policy" => Operation::Change(Change::Policy),
         _ => Operation::Change(Change::HandsOff),
     }
 }
@@ -130,6 +133,13 @@ fn operation(route: &str, name: &str) -> Operation {
 #[serde(deny_unknown_fields)]
 struct HandsOff {
     hands_off: bool,
+}
+
+/// The body of `PUT /v1/policy`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ByPolicy {
+    policy: String,
 }
 
 /// The body of `POST /v1/hosts/{name}/evacuate`.
@@ -150,6 +160,7 @@ pub(crate) fn change(cluster: &Cluster, change: &Change, body: &[u8]) -> Result<
         Change::Forget { name } => cluster.forget_work(name)?,
         Change::Evacuate { host } => cluster.evacuate(host, &read::<Evacuate>(body)?.why)?,
         Change::Move { name } => cluster.wish(name, &read::<MoveWish>(body)?)?,
+        Change::Policy => cluster.set_policy(&read::<ByPolicy>(body)?.policy)?,
         Change::HandsOff => cluster.set_hands_off(read::<HandsOff>(body)?.hands_off)?,
     }
     Ok(())
@@ -201,7 +212,8 @@ impl Failure {
             Failure::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Failure::NoKey => (StatusCode::UNAUTHORIZED, "no_key"),
             Failure::Role => (StatusCode::FORBIDDEN, "forbidden"),
-            Failure::Body(_) | Failure::Cluster(ClusterError::Trouble(_)) => {
+            Failure::Body(_)
+            | Failure::Cluster(ClusterError::Trouble(_) | ClusterError::Policy(_)) => {
                 (StatusCode::BAD_REQUEST, "bad_request")
             }
             Failure::NoBody(BodyError::TooLarge(_)) => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),

@@ -262,6 +262,12 @@ fn what_may_be_changed_is_changed() {
     ] {
         assert_eq!(put(wrong), 400, "{wrong}");
     }
+    let choose = |body: &str| site.ask(Some(&site.key), "PUT", "/v1/policy", body).0;
+    assert_eq!(choose("{\"policy\": \"least-loaded\"}"), 200);
+    for wrong in ["", "{}", "{\"policy\": \"worst-fit\"}"] {
+        assert_eq!(choose(wrong), 400, "{wrong}");
+    }
+    assert_eq!(site.cluster.policy().unwrap().unwrap(), "least-loaded");
     assert_eq!(put(&" ".repeat(5000)), 413);
     assert!(site.cluster.hands_off().unwrap());
 }

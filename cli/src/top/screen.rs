@@ -291,7 +291,7 @@ pub mod tests {
         };
         Overview {
             cluster: "fragments".into(),
-            policy: "fragbff-fewest-hosts",
+            policy: "fragbff-fewest-hosts".into(),
             hands_off: false,
             leader: Some("alpha".into()),
             hosts: hosts.iter().map(host).collect(),

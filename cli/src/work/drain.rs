@@ -1,9 +1,11 @@
-//! `weft node cordon`, `drain`, `evacuate` and `uncordon`, and `weft cluster hands-off`.
+//! `weft node cordon`, `drain`, `evacuate` and `uncordon`, and `weft cluster hands-off` and `policy`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use weft_cluster::{Cluster, ClusterState, Cordon, Leaving, MoveWish, Placed, Plan, Planner};
+use weft_cluster::{
+    Cluster, ClusterState, Cordon, Leaving, MoveWish, POLICY_DEFAULT, Placed, Plan, Planner,
+};
 use weft_node::member::Membership;
 use weft_node::said::plain;
 
@@ -152,7 +154,7 @@ fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<St
     let names = left.iter().map(|placed| placed.request.name.clone());
     let moves = left.iter().filter_map(|placed| placed.move_state());
     let mut said: Vec<String> = moves.collect();
-    for plan in Planner::by_default().update(Duration::ZERO, &state) {
+    for plan in Planner::default().update(Duration::ZERO, &state) {
         if let Plan::Stuck { host: at, why } = plan
             && at == host
         {
@@ -201,6 +203,22 @@ pub fn hands_off(hands_off: bool) -> anyhow::Result<()> {
             eprintln!("weft: the cluster moves nothing by itself; a drained host is still left")
         }
         false => eprintln!("weft: the cluster pulls machines together by itself again"),
+    }
+    Ok(())
+}
+
+/// Shows the policy by which hosts are chosen, or chooses one.
+pub fn policy(name: Option<&str>) -> anyhow::Result<()> {
+    let (_, cluster) = Membership::joined()?;
+    match name {
+        None => {
+            let chosen = cluster.policy()?;
+            println!("{}", chosen.as_deref().unwrap_or(POLICY_DEFAULT));
+        }
+        Some(name) => {
+            cluster.set_policy(name)?;
+            eprintln!("weft: hosts are chosen by {name} from now on");
+        }
     }
     Ok(())
 }

@@ -1,18 +1,24 @@
-//! Carries out the orders of a cluster to move a machine, by `weft vm migrate`.
+//! Carries out the orders of a cluster to move a machine: parts by `weft vm migrate`, single vCPUs
+//! by the machine's API.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use weft_api::ChangeView;
+use weft_api::client::Client;
 use weft_cluster::{MoveOrder, WorkPart};
 use weft_machine::MEMORY_STEP;
 use weft_machine::migration::Migrated;
+
+use crate::machines;
 
 /// A migration that takes longer is put back.
 const BOUND: Duration = Duration::from_secs(600);
 /// How long a migration may take to put everything back, or to end after its last step.
 const GRACE: Duration = Duration::from_secs(120);
+/// How long a machine may take to say where its vCPUs are.
+const VIEW_BOUND: Duration = Duration::from_secs(10);
 /// How often a migration that runs is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -43,16 +49,69 @@ impl Mover {
         nodes.map(|(host, node)| (*node, host.clone())).collect()
     }
 
-    /// Moves one whole part to another host, as the order says. `meanwhile` is called again and
-    /// again. The error is a phrase.
+    /// Moves one whole part to another host, or some vCPUs of one, as the order says. `meanwhile`
+    /// is called again and again. The error is a phrase.
     pub fn carry_out(
         &mut self,
         before: &[WorkPart],
         order: &MoveOrder,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), String> {
+        if let Some((from, to, count)) = single_cores(before, &order.parts) {
+            return self.move_vcpus(from, to, count);
+        }
         let (from, to) = whole_part(before, &order.parts)?;
-        let source = *self.nodes.get(&from.host).ok_or_else(|| not_there(from))?;
+        self.move_part(from, to, order, meanwhile)
+    }
+
+    /// The machine's API, with the bounds of its client.
+    fn client(&self) -> Result<Client, String> {
+        let directory = machines::directory().map_err(|error| error.to_string())?;
+        Ok(Client::new(&machines::api_path(&directory, &self.machine)))
+    }
+
+    /// Moves so many vCPUs; all or none.
+    fn move_vcpus(&self, from: &str, to: &str, count: u32) -> Result<(), String> {
+        let node = |host: &str| {
+            let node = self.nodes.get(host).copied();
+            node.ok_or_else(|| not_there(host))
+        };
+        let (source, destination) = (node(from)?, node(to)?);
+        let client = self.client()?;
+        let view = client.view(VIEW_BOUND).map_err(|error| error.to_string())?;
+        let locations = (0..).zip(&view.locations);
+        let there = locations.filter(|(_, location)| location.node == source);
+        // The first vCPU has the most of what a kernel does by itself.
+        let chosen: Vec<u32> = there.map(|(vcpu, _)| vcpu).collect();
+        let chosen = chosen.into_iter().rev().take(count as usize);
+        let mut moved = Vec::new();
+        for vcpu in chosen {
+            if let Err(error) = client.move_vcpu(vcpu, destination) {
+                for vcpu in moved {
+                    // What cannot go back stays: the machine runs there, too.
+                    let _ = client.move_vcpu(vcpu, source);
+                }
+                return Err(error.to_string());
+            }
+            moved.push(vcpu);
+        }
+        match moved.len() == count as usize {
+            true => Ok(()),
+            false => Err(format!("its node on {from} has {} vCPUs", moved.len())),
+        }
+    }
+
+    fn move_part(
+        &mut self,
+        from: &WorkPart,
+        to: &WorkPart,
+        order: &MoveOrder,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), String> {
+        let source = *self
+            .nodes
+            .get(&from.host)
+            .ok_or_else(|| not_there(&from.host))?;
         let merges = self.nodes.get(&to.host).is_some_and(|node| *node > 0);
         let report = match self.migrate(&order.parts, to, !merges, meanwhile) {
             // What a host lends to a node does not grow, and both parts may need more.
@@ -110,7 +169,10 @@ impl Mover {
         };
         let mut all = vec![first];
         for part in after.iter().filter(|part| part.host != to.host) {
-            let node = self.nodes.get(&part.host).ok_or_else(|| not_there(part))?;
+            let node = self
+                .nodes
+                .get(&part.host)
+                .ok_or_else(|| not_there(&part.host))?;
             all.push(format!("{node}={}M", whole_steps(part.memory_mib)));
         }
         Ok(all.join(","))
@@ -158,8 +220,28 @@ fn finish(mut child: Child, meanwhile: &mut dyn FnMut()) -> Result<String, Strin
     Err(last.trim_start_matches("weft: ").to_owned())
 }
 
-fn not_there(part: &WorkPart) -> String {
-    format!("the machine has no node on {}", part.host)
+fn not_there(host: &str) -> String {
+    format!("the machine has no node on {host}")
+}
+
+/// The cores that go from one part to another, if both stay.
+fn single_cores<'a>(
+    before: &'a [WorkPart],
+    after: &'a [WorkPart],
+) -> Option<(&'a str, &'a str, u32)> {
+    let was = |host: &str| before.iter().find(|part| part.host == host);
+    let is_same = before.len() == after.len() && after.iter().all(|p| was(&p.host).is_some());
+    let changes = after.iter().filter_map(|part| {
+        let change = i64::from(part.cores) - i64::from(was(&part.host)?.cores);
+        (change != 0).then_some((&part.host[..], change))
+    });
+    match changes.collect::<Vec<_>>()[..] {
+        [(one, gets), (other, gives)] if is_same && gets == -gives => {
+            let (from, to) = if gets > 0 { (other, one) } else { (one, other) };
+            Some((from, to, gets.unsigned_abs() as u32))
+        }
+        _ => None,
+    }
 }
 
 /// The part that leaves, and what is then on the host that it goes to.
@@ -213,5 +295,19 @@ mod tests {
         assert_eq!(destinations(true), "b=638M,0=512M");
         let split = [part("a", 3, 600), part("c", 1, 423)];
         assert!(whole_part(&before, &split).is_err());
+        assert_eq!(single_cores(&before, &split), None);
+    }
+
+    #[test]
+    fn cores_go_alone_between_parts_that_stay() {
+        let before = [part("a", 2, 512), part("b", 2, 255), part("c", 0, 256)];
+        let home = [part("a", 3, 512), part("b", 1, 255), part("c", 0, 256)];
+        assert_eq!(single_cores(&before, &home), Some(("b", "a", 1)));
+        let back = [part("a", 0, 512), part("b", 2, 255), part("c", 2, 256)];
+        assert_eq!(single_cores(&before, &back), Some(("a", "c", 2)));
+        let three = [part("a", 1, 512), part("b", 1, 255), part("c", 2, 256)];
+        assert_eq!(single_cores(&before, &three), None);
+        assert_eq!(single_cores(&before, &before), None);
+        assert_eq!(single_cores(&before, &before[..2]), None);
     }
 }

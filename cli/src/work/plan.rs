@@ -21,7 +21,7 @@ pub fn show_trial(request: &WorkRequest) -> anyhow::Result<ExitCode> {
     }
     state.work = state.work.with_trial(request.clone());
     state.hands_off = true;
-    let plans = Planner::by_default().update(Duration::ZERO, &state);
+    let plans = Planner::default().update(Duration::ZERO, &state);
     for plan in plans {
         match plan {
             Plan::Place { asked, why, .. } if asked.request == *request => {

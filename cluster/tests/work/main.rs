@@ -8,7 +8,6 @@ use weft_cluster::{
     Cluster, ClusterError, Cordon, HostRecord, HostReport, HostState, LogKind, Mark, MoveWish,
     Placed, Plan, Planner, Quota, Term, WorkKind, WorkPart, WorkRequest,
 };
-use weft_place::policy_by_name;
 use weft_store::{Embedded, LeaseId};
 
 const HOSTS: [(&str, u32); 4] = [("alpha", 4), ("beta", 8), ("gamma", 2), ("delta", 6)];
@@ -93,11 +92,11 @@ impl Leader {
     fn new(cluster: &Cluster, name: &str, policy: &str) -> Option<Leader> {
         let lease = cluster.lease().unwrap();
         let term = cluster.campaign(name, lease).unwrap()?;
-        let planner = Planner::new(policy_by_name(policy).unwrap());
+        cluster.set_policy(policy).unwrap();
         Some(Leader {
             lease,
             term,
-            planner,
+            planner: Planner::default(),
         })
     }
 

@@ -58,6 +58,10 @@ const TEMPLATE: &str = "\
 # are asked to leave. Default: none.
 #keep_free = \"2G\"
 
+# Cores that a cluster counts on. It may be more than this host has: they are shared then.
+# Default: all.
+#cores = 4
+
 # Maximum number of slices at a time.
 #slices = 8
 

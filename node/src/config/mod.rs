@@ -107,6 +107,8 @@ pub struct Config {
     pub memory_bytes: Option<u64>,
     /// Memory of this host that stays free for its owner; 0: none is kept.
     pub keep_free_bytes: u64,
+    /// Cores that the cluster may count on; none means all.
+    pub cores: Option<u32>,
     /// Maximum number of slices at a time.
     pub slices: u32,
     /// Other nodes.
@@ -118,13 +120,16 @@ struct RawConfig {
     listen: Option<String>,
     memory: Option<String>,
     keep_free: Option<String>,
+    cores: Option<u32>,
     slices: Option<u32>,
     #[serde(default)]
     peer: Vec<peer::Raw>,
 }
 
-const FIELDS: [&str; 5] = ["listen", "memory", "keep_free", "slices", "peer"];
+const FIELDS: [&str; 6] = ["listen", "memory", "keep_free", "cores", "slices", "peer"];
 
+/// Most cores that a host may lend.
+const CORES_MAX: u32 = weft_cluster::CORES_MAX;
 /// Maximum number of slices at a time, where the configuration does not say.
 pub const SLICES_DEFAULT: u32 = 8;
 /// Most slices that a configuration may allow.
@@ -276,6 +281,9 @@ fn validate(path: &Path, raw: RawConfig) -> Result<Config, ConfigError> {
         None => 0,
         Some(text) => parse_size(&text).map_err(|error| value("keep_free", error.to_string()))?,
     };
+    if let Some(cores) = raw.cores.filter(|&cores| cores > CORES_MAX) {
+        return Err(value("cores", format!("{cores} is more than {CORES_MAX}")));
+    }
     let slices = raw.slices.unwrap_or(SLICES_DEFAULT);
     if !(1..=SLICES_MAX).contains(&slices) {
         return Err(value(
@@ -291,6 +299,7 @@ fn validate(path: &Path, raw: RawConfig) -> Result<Config, ConfigError> {
         listen,
         memory_bytes,
         keep_free_bytes,
+        cores: raw.cores,
         slices,
         peers,
     })

@@ -292,6 +292,7 @@ impl Heartbeat {
             lent_bytes: budget.used_pages() * PAGE_BYTES,
             trouble: self.health.look(Instant::now()),
             wanted_back_bytes: budget.wanted_back(Instant::now()) * PAGE_BYTES,
+            cores: self.shared.config.cores,
             slices: budget.slots_used(),
             free_bytes: host::available_memory_bytes(),
             load: load.unwrap_or(0.0),

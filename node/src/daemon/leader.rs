@@ -163,7 +163,7 @@ impl Candidate {
     }
 
     fn decide(&self, cluster: &Cluster, term: &Term, lease: LeaseId) -> Result<(), MemberError> {
-        let mut planner = Planner::by_default();
+        let mut planner = Planner::default();
         let begun = Instant::now();
         let mut history = History::default();
         while !self.ends(Duration::ZERO) {

@@ -135,6 +135,8 @@ pub struct DaemonOptions {
     pub listen: Option<String>,
     /// Most memory that slices may hold.
     pub memory_bytes: Option<u64>,
+    /// Cores that a cluster counts on.
+    pub cores: Option<u32>,
     /// Most slices.
     pub slices: Option<u32>,
     /// Leave slices this user and its file system, even where they could be
@@ -186,6 +188,7 @@ impl Daemon {
         if let Some(listen) = &options.listen {
             config.listen = config::with_port(listen);
         }
+        config.cores = options.cores.or(config.cores);
         config.slices = options
             .slices
             .unwrap_or(config.slices)

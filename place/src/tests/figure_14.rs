@@ -143,7 +143,11 @@ fn another_policy_looks_at_all_hosts() {
     let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
     let mut s = cluster(policy, &[2, 2]);
     step(&mut s, 0, Event::Requested(request(1, 4)));
-    step(&mut s, 1, Event::Capacity(HostId(1), Room::new(4, 16 * GIB)));
+    step(
+        &mut s,
+        1,
+        Event::Capacity(HostId(1), Room::new(4, 16 * GIB)),
+    );
     assert_eq!(cores_of(&s, 1), [(0, 2), (1, 2)], "a block stays free");
     s.set_policy(frag_bff(Start::FewestHosts, Goal::FewestHosts));
     step(&mut s, 2, Event::Passed);
