@@ -416,7 +416,7 @@ impl<'a> Driver<'a> {
                 let all = self.aggregates.iter();
                 let number = all
                     .enumerate()
-                    .find(|(_, of)| of.command.pid() == pid as i32);
+                    .find(|(_, of)| of.command.pid() == pid as i32 && of.told.is_none());
                 if let Some((number, _)) = number {
                     self.kill_launcher(number);
                 }
