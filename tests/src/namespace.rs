@@ -197,14 +197,19 @@ impl Star {
         Ok(())
     }
 
+    /// The host's network, for `setns`.
+    pub fn namespace(&self, host: usize) -> Result<File> {
+        let path = Path::new("/run/netns").join(self.name(host));
+        File::open(&path).with_context(|| format!("{}", path.display()))
+    }
+
     /// Runs this in a thread that has the host's network.
     pub fn within<T: Send>(
         &self,
         host: usize,
         work: impl FnOnce() -> Result<T> + Send,
     ) -> Result<T> {
-        let path = Path::new("/run/netns").join(self.name(host));
-        let namespace = File::open(&path).with_context(|| format!("{}", path.display()))?;
+        let namespace = self.namespace(host)?;
         thread::scope(|scope| {
             let thread = scope.spawn(move || {
                 setns(namespace, CloneFlags::CLONE_NEWNET)?;
