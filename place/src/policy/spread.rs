@@ -212,6 +212,7 @@ impl Spread<'_> {
             if free.cores >= left {
                 let snug = (left..free.cores)
                     .flat_map(|cores| self.except(with_cores(indices, cores)))
+                    .filter(|(_, free)| free.cores >= left)
                     .find(|(host, _)| chosen.iter().all(|(other, ..)| other != host));
                 let (host, free) = snug.unwrap_or((host, free));
                 chosen.push((host, free, left));
@@ -241,7 +242,7 @@ impl Spread<'_> {
             .max()
             .unwrap_or(0);
         for size in (1..=most.min(cores as u32 - 1)).rev() {
-            let there = self.except(with_cores(indices, size)).take(hosts).count();
+            let there = self.with_exactly(indices, size).take(hosts).count();
             for _ in 0..there {
                 for n in (1..=hosts).rev() {
                     for sum in size as usize..=cores {
@@ -256,7 +257,7 @@ impl Spread<'_> {
         let mut sum = cores;
         for n in (1..=hosts).rev() {
             let size = from[n][sum];
-            let of_size = self.except(with_cores(indices, size));
+            let of_size = self.with_exactly(indices, size);
             let unused = of_size
                 .into_iter()
                 .find(|(host, _)| chosen.iter().all(|(other, ..)| other != host));
@@ -296,12 +297,16 @@ impl Spread<'_> {
     /// at last on hosts that give memory only.
     fn with_memory(&self, indices: &[&FreeIndex], chosen: Vec<Chosen>) -> Option<Vec<Part>> {
         let want = self.request.room;
-        let mut left = want.memory_mib;
+        let of_cores = |cores: u32| self.request.core_memory_mib * u64::from(cores);
+        // What is left beside that of the cores.
+        let mut left = want.memory_mib.checked_sub(of_cores(want.cores))?;
+        let beside = Room::new(want.cores, left);
         let mut parts: Vec<(Part, u64)> = Vec::new();
         for (host, free, cores) in chosen {
-            let share = want.share_of(cores).memory_mib;
-            let memory_mib = share.min(free.memory_mib).min(left);
-            left -= memory_mib;
+            let share = beside.share_of(cores).memory_mib;
+            let more = share.min(free.memory_mib - of_cores(cores)).min(left);
+            let memory_mib = of_cores(cores) + more;
+            left -= more;
             let room = Room::new(cores, memory_mib);
             parts.push((Part { host, room }, free.memory_mib - memory_mib));
         }
@@ -338,11 +343,29 @@ impl Spread<'_> {
         fits.then_some(parts)
     }
 
+    /// Hosts of which no more than these cores can be used.
+    fn with_exactly<'b>(
+        &self,
+        indices: &'b [&FreeIndex],
+        cores: u32,
+    ) -> impl Iterator<Item = (HostId, Room)> + 'b {
+        let hosts = self.except(with_cores(indices, cores));
+        hosts.filter(move |(_, free)| free.cores == cores)
+    }
+
+    /// The hosts that have no part yet, each with the cores for which it has memory.
     fn except<'b>(
         &self,
         hosts: impl Iterator<Item = (HostId, Room)> + 'b,
     ) -> impl Iterator<Item = (HostId, Room)> + 'b {
-        let without = self.without;
-        hosts.filter(move |&(host, _)| Some(host) != without)
+        let (without, core_mib) = (self.without, self.request.core_memory_mib);
+        let others = hosts.filter(move |&(host, _)| Some(host) != without);
+        let usable = others.map(move |(host, free)| {
+            let by_memory = free.memory_mib.checked_div(core_mib);
+            let by_memory = by_memory.map_or(u32::MAX, |n| n.try_into().unwrap_or(u32::MAX));
+            let cores = free.cores.min(by_memory);
+            (host, Room { cores, ..free })
+        });
+        usable.filter(|(_, free)| free.cores > 0)
     }
 }

@@ -413,3 +413,37 @@ proptest! {
         run(policy_by_name(POLICY_NAMES[which]).unwrap(), limits, happenings);
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    /// Each part has what its cores take of the memory, and the first one its least beside it.
+    #[test]
+    fn each_part_has_memory_for_its_cores(
+        hosts in prop::collection::vec((1..=6_u32, 64..=500_u64), 2..=5),
+        cores in 1..=8_u32,
+        memory_mib in 64..=700_u64,
+        most in any::<bool>(),
+    ) {
+        let start = if most { Start::MostHosts } else { Start::FewestHosts };
+        let mut s = cluster(frag_bff(start, Goal::FewestHosts), &vec![1; hosts.len()]);
+        for (number, (cores, memory_mib)) in (0..).zip(hosts) {
+            let room = Room::new(cores, memory_mib);
+            step(&mut s, 1, Event::Capacity(HostId(number), room));
+        }
+        let mut wanted = request(1, cores);
+        wanted.core_memory_mib = 58;
+        wanted.room.memory_mib = memory_mib + 58 * u64::from(cores);
+        wanted.home = Some(HostId(0));
+        wanted.hosts_max = 16;
+        let room = wanted.room;
+        step(&mut s, 2, Event::Requested(wanted));
+        if let Some(aggregate) = s.cluster().aggregate(AggregateId(1)) {
+            let parts = &aggregate.placement.parts;
+            prop_assert_eq!(aggregate.placement.room(), room);
+            for (number, part) in parts.iter().enumerate() {
+                let least = 58 * u64::from(part.room.cores) + if number == 0 { 64 } else { 0 };
+                prop_assert!(part.room.memory_mib >= least, "{:?}", parts);
+            }
+        }
+    }
+}
