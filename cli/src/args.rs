@@ -319,7 +319,11 @@ pub enum ClusterCommand {
         /// The machine's name, as `weft plan` shows it
         name: String,
         /// The host that gets the part
-        host: String,
+        #[arg(required_unless_present = "cancel")]
+        host: Option<String>,
+        /// Call the move off that is under way: everything goes back, if it still can
+        #[arg(long, conflicts_with_all = ["host", "from"])]
+        cancel: bool,
         /// The host whose part moves [default: that of the smallest part that can move]
         #[arg(long, value_name = "HOST")]
         from: Option<String>,
@@ -430,7 +434,9 @@ pub struct StoreServeArgs {
 pub enum RoleArg {
     /// Read everything
     Look,
-    /// Also cordon and drain hosts, forget work, and switch moves off
+    /// Also have what runs move, and call moves off
+    Use,
+    /// Also cordon and drain hosts, forget work, choose the policy, and switch moves off
     Run,
 }
 

@@ -31,8 +31,13 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
         ClusterCommand::Invite { minutes } => invite(minutes)?,
         ClusterCommand::Join { token, store, host } => join(token.as_deref(), &store, &host)?,
         ClusterCommand::Leave { host } => leave(host.as_deref())?,
-        ClusterCommand::Move { name, host, from } => {
-            return crate::work::move_part(&name, MoveWish { from, to: host });
+        ClusterCommand::Move {
+            name, host, from, ..
+        } => {
+            return match host {
+                Some(to) => crate::work::move_part(&name, MoveWish { from, to }),
+                None => crate::work::call_off(&name),
+            };
         }
         ClusterCommand::Forget { name } => crate::work::forget(&name)?,
         ClusterCommand::Policy { policy } => crate::work::policy(policy.as_deref())?,

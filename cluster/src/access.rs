@@ -23,7 +23,10 @@ pub const ACCESS_LIFE_MAX: Duration = Duration::from_secs(366 * 86400);
 pub enum Role {
     /// Read everything.
     Look,
-    /// Also cordon and drain hosts, forget work, and keep the cluster from moving things.
+    /// Also have what runs move, and call moves off.
+    Use,
+    /// Also cordon and drain hosts, forget work, choose the policy, and keep the cluster from
+    /// moving things.
     Run,
 }
 
@@ -31,6 +34,7 @@ impl Role {
     pub fn name(self) -> &'static str {
         match self {
             Role::Look => "look",
+            Role::Use => "use",
             Role::Run => "run",
         }
     }

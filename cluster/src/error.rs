@@ -43,6 +43,8 @@ pub enum ClusterError {
     WorkNameTaken(String),
     #[error("nothing called {0} runs or waits in this cluster: `weft plan` shows what does")]
     NoSuchWork(String),
+    #[error("{0} does not move now")]
+    NoMove(String),
     #[error(
         "the request for {0} is out of bounds: ask for 1 to {CORES_MAX} cores, 1 MiB to 4 PiB, 1 to \
          {WORK_HOSTS_MAX} hosts, and a priority up to {PRIORITY_MAX}"

@@ -26,6 +26,9 @@ pub struct Live {
     pub id: u64,
     pub hosts: Vec<LiveHost>,
     pub flows: Vec<Flow>,
+    /// The part of the open move's bytes that has been sent, 0 to 1.
+    #[serde(default)]
+    pub moved: Option<f64>,
 }
 
 /// An aggregate on one host.
@@ -54,7 +57,9 @@ impl Live {
             let named = check_name(&flow.from).is_ok() && check_name(&flow.to).is_ok();
             named && flow.bytes_per_s.is_finite() && flow.bytes_per_s >= 0.0
         };
-        self.hosts.iter().all(|here| check_name(&here.host).is_ok()) && self.flows.iter().all(flow)
+        self.hosts.iter().all(|here| check_name(&here.host).is_ok())
+            && self.flows.iter().all(flow)
+            && self.moved.is_none_or(|part| (0.0..=1.0).contains(&part))
     }
 }
 

@@ -686,7 +686,11 @@ impl Planner {
                 .placement
                 .after(&moving.transfers);
             let parts = self.work_parts(&after, &placed.request)?;
-            let order = MoveOrder { parts, why };
+            let order = MoveOrder {
+                parts,
+                why,
+                called_off: false,
+            };
             return Some(Plan::Move { placed, order });
         }
         if let Decision::NotMoved { id, .. } = decision {

@@ -164,6 +164,9 @@ pub struct MoveOrder {
     pub parts: Vec<WorkPart>,
     /// A sentence.
     pub why: String,
+    /// An operator does not want it any more: the agent puts everything back, if it still can.
+    #[serde(default)]
+    pub called_off: bool,
 }
 
 /// A move of a part that an operator wants.
@@ -447,6 +450,27 @@ impl Cluster {
             }
             placed.wish = Some(wish.clone());
             placed.failure = None;
+            let key = format!("{PLACED}{name}");
+            let condition = Condition::Unchanged(key.clone(), placed.revision);
+            let change = Change::put(key, json(&placed));
+            if self.store.commit(&[condition], &[change])? != Committed::Refused {
+                return Ok(());
+            }
+        }
+        Err(ClusterError::Busy)
+    }
+
+    /// Has the agent put everything back that an open move has moved, if it still can. The record's
+    /// `failure` says then that it was called off.
+    pub fn call_off(&self, name: &str) -> Result<(), ClusterError> {
+        for _ in 0..ORDER_TRIES {
+            let Some(mut placed) = self.work()?.placed.remove(name) else {
+                return Err(ClusterError::NoSuchWork(name.into()));
+            };
+            let Some(order) = &mut placed.order else {
+                return Err(ClusterError::NoMove(name.into()));
+            };
+            order.called_off = true;
             let key = format!("{PLACED}{name}");
             let condition = Condition::Unchanged(key.clone(), placed.revision);
             let change = Change::put(key, json(&placed));

@@ -219,6 +219,7 @@ impl Crowd {
                 id: placed.id,
                 hosts: hosts.collect(),
                 flows: flows.collect(),
+                moved: None,
             };
             let lease = self.leases[0];
             let _ = self.cluster.tell_live(&placed.request.name, &live, lease);

@@ -27,6 +27,7 @@ pub(crate) enum Change {
     Cordon { host: String, cordon: Cordon },
     Evacuate { host: String },
     Move { name: String },
+    CallOff { name: String },
     HandsOff,
     Policy,
     Forget { name: String },
@@ -38,7 +39,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
 
 /// Every route, as `openapi.json` writes it. A part in braces is a name.
-const ROUTES: [(Method, &str); 17] = [
+const ROUTES: [(Method, &str); 18] = [
     (Method::GET, "/"),
     (Method::GET, "/page.css"),
     (Method::GET, "/page.js"),
@@ -54,6 +55,7 @@ const ROUTES: [(Method, &str); 17] = [
     (Method::POST, "/v1/hosts/{name}/evacuate"),
     (Method::POST, "/v1/work/{name}/forget"),
     (Method::POST, "/v1/work/{name}/move"),
+    (Method::POST, "/v1/work/{name}/cancel"),
     (Method::PUT, "/v1/hands-off"),
     (Method::PUT, "/v1/policy"),
 ];
@@ -68,6 +70,7 @@ impl Operation {
             | Operation::Log
             | Operation::Events
             | Operation::Metrics => Some(Role::Look),
+            Operation::Change(Change::Move { .. } | Change::CallOff { .. }) => Some(Role::Use),
             Operation::Change(_) => Some(Role::Run),
         }
     }
@@ -122,6 +125,7 @@ fn operation(route: &str, name: &str) -> Operation {
         "/v1/hosts/{name}/uncordon" => cordon(false, false),
         "/v1/hosts/{name}/evacuate" => Operation::Change(Change::Evacuate { host: name.into() }),
         "/v1/work/{name}/move" => Operation::Change(Change::Move { name: name.into() }),
+        "/v1/work/{name}/cancel" => Operation::Change(Change::CallOff { name: name.into() }),
         "/v1/work/{name}/forget" => Operation::Change(Change::Forget { name: name.into() }),
         "/v1/policy" => Operation::Change(Change::Policy),
         _ => Operation::Change(Change::HandsOff),
@@ -159,6 +163,7 @@ pub(crate) fn change(cluster: &Cluster, change: &Change, body: &[u8]) -> Result<
         Change::Cordon { host, cordon } => cluster.cordon(host, *cordon)?,
         Change::Forget { name } => cluster.forget_work(name)?,
         Change::Evacuate { host } => cluster.evacuate(host, &read::<Evacuate>(body)?.why)?,
+        Change::CallOff { name } => cluster.call_off(name)?,
         Change::Move { name } => cluster.wish(name, &read::<MoveWish>(body)?)?,
         Change::Policy => cluster.set_policy(&read::<ByPolicy>(body)?.policy)?,
         Change::HandsOff => cluster.set_hands_off(read::<HandsOff>(body)?.hands_off)?,
@@ -175,7 +180,9 @@ pub(crate) enum Failure {
     Method(Method),
     #[error("no key, or one that is unknown or too old: `weft cluster access make` makes one")]
     NoKey,
-    #[error("this key may look, and change nothing")]
+    #[error(
+        "the role of this key does not allow that: `weft cluster access make --role` makes another"
+    )]
     Role,
     #[error("the body is not what this path takes: {0}")]
     Body(String),

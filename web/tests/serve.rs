@@ -176,7 +176,9 @@ fn ask(
 fn roles_hold_whatever_is_asked() {
     let site = Site::start(None);
     let (look, run) = (site.key("eyes", Role::Look), site.key("hands", Role::Run));
+    let moves = site.key("mover", Role::Use);
     site.becomes(&look.to_string(), 200);
+    site.becomes(&moves.to_string(), 200);
     site.becomes(&run.to_string(), 200);
     let document: Value = serde_json::from_str(OPENAPI).unwrap();
     let clients = [
@@ -185,6 +187,7 @@ fn roles_hold_whatever_is_asked() {
         (Some("nonsense".to_owned()), None),
         (Some(String::new()), None),
         (Some(look.to_string()), Some("look")),
+        (Some(moves.to_string()), Some("use")),
         (Some(run.to_string()), Some("run")),
         (Some(site.key.clone()), Some("run")),
     ];
@@ -203,9 +206,10 @@ fn roles_hold_whatever_is_asked() {
                     (true, ..) => &[405],
                     (false, None, _) => &[200],
                     (false, Some(_), None) => &[401],
-                    (false, Some("run"), Some("look")) => &[403],
+                    (false, Some("run"), Some("look" | "use")) => &[403],
+                    (false, Some("use"), Some("look")) => &[403],
                     // There is no such host or work, and the body is not what it takes.
-                    (false, Some("run"), _) => &[404, 400],
+                    (false, Some("run" | "use"), _) => &[404, 400],
                     _ => &[200],
                 };
                 let what = format!("{method} {path} by {role:?}: {status} {text}");

@@ -27,6 +27,7 @@ pub fn run(command: &AccessCommand) -> anyhow::Result<()> {
         AccessCommand::Make { name, role, days } => {
             let role = match role {
                 RoleArg::Look => Role::Look,
+                RoleArg::Use => Role::Use,
                 RoleArg::Run => Role::Run,
             };
             let secret = cluster.make_access(name, role, Duration::from_secs(days * 86400))?;
@@ -34,6 +35,7 @@ pub fn run(command: &AccessCommand) -> anyhow::Result<()> {
                 "weft: this key lets a client {} for {days} days; it is shown once:",
                 match role {
                     Role::Look => "look at everything",
+                    Role::Use => "look at everything, and have what runs move",
                     Role::Run => "run the cluster",
                 }
             );

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, Live, Placed, WorkRequest};
+use weft_cluster::{
+    ALIVE_LEASE, Cluster, ClusterError, Live, MoveOrder, Placed, WorkPart, WorkRequest,
+};
 use weft_node::error::sentence;
 use weft_node::mark;
 use weft_node::member::Membership;
@@ -16,11 +18,14 @@ use weft_node::said::plain;
 use weft_store::{LeaseId, StoreError};
 
 use super::gauge::{self, Gauge};
-use super::mover::Mover;
+use super::mover::{Mover, Spread};
 use super::{Instructions, Reply};
 
 /// The lease is renewed once in each.
 const TURN: Duration = ALIVE_LEASE.checked_div(5).expect("not by zero");
+/// How often an agent looks at a move that is under way.
+const MOVE_LOOK: Duration = Duration::from_secs(1);
+const CALLED_OFF: &str = "an operator called it off";
 /// Nobody decides in a cluster for longer than this only if no daemon runs.
 const NO_LEADER: Duration = Duration::from_secs(20);
 /// For so long an agent tries to tell a store that does not answer that its work has ended. The
@@ -265,13 +270,17 @@ impl Agent {
             return Ok(());
         }
         let live = match &self.mover {
-            Some(mover) => self.gauge.machine(mover),
+            Some(mover) => self.gauge.machine(&mover.spread()),
             None => self.gauge.program(self.launcher, &self.request.home),
         };
         // It has just started, or is about to end.
         let Some(live) = live else {
             return Ok(());
         };
+        self.tell(live)
+    }
+
+    fn tell(&self, live: Live) -> Result<(), ClusterError> {
         let live = Live {
             id: self.id,
             ..live
@@ -290,14 +299,9 @@ impl Agent {
             return Ok(());
         };
         let mut mover = self.mover.take();
-        let mut renewed = Instant::now();
         let outcome = match &mut mover {
-            Some(mover) => mover.carry_out(&placed.parts, &order, &mut || {
-                if renewed.elapsed() > TURN {
-                    let _ = self.renew();
-                    renewed = Instant::now();
-                }
-            }),
+            _ if order.called_off => Err(CALLED_OFF.into()),
+            Some(mover) => self.oversee(mover, &placed.parts, &order),
             None => Err("a program does not move".into()),
         };
         self.mover = mover;
@@ -309,6 +313,52 @@ impl Agent {
             let _ = self.renew();
         }
         Ok(())
+    }
+
+    /// Has a mover carry an order out. Meanwhile the lease is renewed, those who look see how far
+    /// it is, and an operator may call it off.
+    fn oversee(
+        &mut self,
+        mover: &mut Mover,
+        parts: &[WorkPart],
+        order: &MoveOrder,
+    ) -> Result<(), String> {
+        let spread = mover.spread();
+        let (mut renewed, mut looked) = (Instant::now(), Instant::now());
+        let mut called_off = false;
+        let outcome = mover.carry_out(parts, order, &mut || {
+            // A store that does not answer does not hold the move up for good.
+            if renewed.elapsed() > TURN {
+                renewed = Instant::now();
+                let _ = self.renew();
+            }
+            if looked.elapsed() > MOVE_LOOK {
+                looked = Instant::now();
+                called_off |= self.look_after_move(&spread, called_off).unwrap_or(false);
+            }
+        });
+        match (outcome, called_off) {
+            (Err(_), true) => Err(CALLED_OFF.into()),
+            (outcome, _) => outcome,
+        }
+    }
+
+    /// Whether the open move was called off, now or before.
+    fn look_after_move(&mut self, spread: &Spread, called_off: bool) -> Result<bool, ClusterError> {
+        let placed = self.cluster.placed(&self.request.name, self.id)?;
+        let order = placed.and_then(|placed| placed.order);
+        let now = order.is_some_and(|order| order.called_off);
+        if now && !called_off {
+            // Too late, or just begun: then it is asked again, or has moved.
+            let cancelled = spread.client().map(|client| client.cancel());
+            return Ok(matches!(cancelled, Ok(Ok(_))));
+        }
+        if self.cluster.is_watched()?
+            && let Some(live) = self.gauge.machine(spread)
+        {
+            self.tell(live)?;
+        }
+        Ok(called_off)
     }
 
     /// What was asked for is not wanted any more, or has ended.

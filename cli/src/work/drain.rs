@@ -164,6 +164,26 @@ fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<St
     Ok((names.collect(), said))
 }
 
+/// Calls the open move of a machine off, and waits until it is over.
+pub fn call_off(name: &str) -> anyhow::Result<ExitCode> {
+    let (_, cluster) = Membership::joined()?;
+    cluster.call_off(name)?;
+    loop {
+        let work = cluster.work()?;
+        let Some(placed) = work.placed.get(name) else {
+            anyhow::bail!("{name} has ended");
+        };
+        match (&placed.order, &placed.failure) {
+            (None, Some(failure)) => {
+                eprintln!("weft: {name} has not moved: {}", plain(failure));
+                return Ok(ExitCode::SUCCESS);
+            }
+            (None, None) => anyhow::bail!("it was too late: {name} has moved"),
+            (Some(_), _) => cluster.wait_for_work(work.revision, TURN)?,
+        };
+    }
+}
+
 /// Asks the leader to move a part, and waits until it has moved, or does not.
 pub fn move_part(name: &str, wish: MoveWish) -> anyhow::Result<ExitCode> {
     let (_, cluster) = Membership::joined()?;

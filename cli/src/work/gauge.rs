@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use weft_api::client::Client;
 use weft_api::{Counters, VmView};
 use weft_cluster::{Flow, Live, LiveHost};
+use weft_machine::membership::JobView;
 use weft_node::report::{AggregateView, NodeState};
 use weft_node::rundir::{self, AggregateReply, AggregateRequest};
 use weft_node::size::PAGE_BYTES;
 
-use super::mover::Mover;
-use crate::machines;
+use super::mover::Spread;
 
 /// How long a machine may take to answer.
 const BOUND: Duration = Duration::from_secs(1);
@@ -48,17 +47,20 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// The machine of this mover since the last reading; `None` the first time, or if it does
-    /// not answer.
-    pub fn machine(&mut self, mover: &Mover) -> Option<Live> {
-        let path = machines::api_path(&machines::directory().ok()?, mover.machine());
-        let client = Client::new(&path);
+    /// This machine since the last reading; `None` the first time, or if it does not answer.
+    pub fn machine(&mut self, spread: &Spread) -> Option<Live> {
+        let client = spread.client().ok()?;
         let now = Reading {
             view: client.view(BOUND).ok()?,
             counters: client.counters().ok()?,
         };
         let before = self.machine.replace(now)?;
-        Some(of_machine(&before, self.machine.as_ref()?, &mover.hosts()))
+        let live = of_machine(&before, self.machine.as_ref()?, &spread.hosts);
+        let change = client.change().ok().filter(|change| !change.is_over());
+        Some(Live {
+            moved: change.and_then(|change| moved(&change.progress)),
+            ..live
+        })
     }
 
     /// The program of this launcher since the last reading.
@@ -68,6 +70,12 @@ impl Gauge {
         let (now, _) = self.program.as_ref()?;
         Some(of_program(&before, now, at.elapsed().as_secs_f64(), home))
     }
+}
+
+/// The part of a move's bytes that has been sent, 0 to 1.
+fn moved(progress: &JobView) -> Option<f64> {
+    let all = progress.bytes_sent + progress.bytes_left;
+    (all > 0).then(|| progress.bytes_sent as f64 / all as f64)
 }
 
 /// What a machine does, from its counters.

@@ -12,7 +12,7 @@ mod mover;
 mod plan;
 
 pub use args::PlaceArgs;
-pub use drain::{cordon, drain, evacuate, hands_off, move_part, policy, uncordon};
+pub use drain::{call_off, cordon, drain, evacuate, hands_off, move_part, policy, uncordon};
 pub use plan::{forget, show, show_trial};
 
 use std::io::{BufRead, BufReader, Write};

@@ -10,6 +10,7 @@ use weft_api::client::Client;
 use weft_cluster::{MoveOrder, WorkPart};
 use weft_machine::MEMORY_STEP;
 use weft_machine::migration::Migrated;
+use weft_node::rundir::RunDirError;
 
 use crate::machines;
 
@@ -21,6 +22,24 @@ const GRACE: Duration = Duration::from_secs(120);
 const VIEW_BOUND: Duration = Duration::from_secs(10);
 /// How often a migration that runs is looked at.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Where a machine is.
+pub struct Spread {
+    /// As `weft vm list` shows it.
+    pub machine: String,
+    /// By the numbers of their nodes.
+    pub hosts: BTreeMap<usize, String>,
+}
+
+impl Spread {
+    /// The machine's API, with the bounds of its client.
+    pub fn client(&self) -> Result<Client, RunDirError> {
+        Ok(Client::new(&machines::api_path(
+            &machines::directory()?,
+            &self.machine,
+        )))
+    }
+}
 
 /// One machine, and where its nodes are.
 pub struct Mover {
@@ -39,14 +58,12 @@ impl Mover {
         }
     }
 
-    pub fn machine(&self) -> &str {
-        &self.machine
-    }
-
-    /// The hosts, by the numbers of their nodes.
-    pub fn hosts(&self) -> BTreeMap<usize, String> {
+    pub fn spread(&self) -> Spread {
         let nodes = self.nodes.iter();
-        nodes.map(|(host, node)| (*node, host.clone())).collect()
+        Spread {
+            machine: self.machine.clone(),
+            hosts: nodes.map(|(host, node)| (*node, host.clone())).collect(),
+        }
     }
 
     /// Moves one whole part to another host, or some vCPUs of one, as the order says. `meanwhile`
@@ -64,12 +81,6 @@ impl Mover {
         self.move_part(from, to, order, meanwhile)
     }
 
-    /// The machine's API, with the bounds of its client.
-    fn client(&self) -> Result<Client, String> {
-        let directory = machines::directory().map_err(|error| error.to_string())?;
-        Ok(Client::new(&machines::api_path(&directory, &self.machine)))
-    }
-
     /// Moves so many vCPUs; all or none.
     fn move_vcpus(&self, from: &str, to: &str, count: u32) -> Result<(), String> {
         let node = |host: &str| {
@@ -77,7 +88,7 @@ impl Mover {
             node.ok_or_else(|| not_there(host))
         };
         let (source, destination) = (node(from)?, node(to)?);
-        let client = self.client()?;
+        let client = self.spread().client().map_err(|error| error.to_string())?;
         let view = client.view(VIEW_BOUND).map_err(|error| error.to_string())?;
         let locations = (0..).zip(&view.locations);
         let there = locations.filter(|(_, location)| location.node == source);

@@ -137,7 +137,7 @@ function draw() {
   show("sum", overview.hosts.concat(overview.runs.length, overview.waits), () => drawSum(overview));
   drawHosts(hosts, overview.runs);
   const lending = overview.hosts.filter((host) => host.state === "lends").map((host) => host.name);
-  show("runs", [runs.map((run) => ({ ...run, live: null })), state.chosen, state.role, lending], () => [drawRuns(runs)]);
+  show("runs", [runs.map((run) => ({ ...run, live: run.live && run.moving ? run.live.moved : null })), state.chosen, state.role, lending], () => [drawRuns(runs)]);
   drawLive(runs.filter((run) => run.live !== null && (state.chosen === null || run.name === state.chosen)));
   byId("s-waits").hidden = overview.waits.length === 0;
   show("waits", waits, () => [drawWaits(waits)]);
@@ -235,25 +235,37 @@ function table(heads, rows, empty) {
   return make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...rows));
 }
 
+function mayMove() {
+  return state.role === "run" || state.role === "use";
+}
+
 function drawRuns(runs) {
   const rows = runs.map((run) => {
     const where = run.parts.map((part) => `${part.host} (${count(part.cores, "core", "cores")}, ${size(part.memory_mib)})`).join(", ");
     const move = run.moving ? run.moving.why : run.failure ? `The last move failed: ${run.failure}.` : null;
-    const what = !run.agent ? "agent silent" : run.moving ? "moves" : "runs";
+    const part = run.moving && run.live ? run.live.moved : null;
+    const what = !run.agent ? "agent silent" : !run.moving ? "runs" : run.moving.called_off ? "goes back" : part === null ? "moves" : `moves, ${Math.round(100 * part)} %`;
     const pick = () => { state.chosen = state.chosen === run.name ? null : run.name; draw(); };
     return make("tr", { class: run.name === state.chosen ? "chosen" : "" },
       make("td", { class: "name" }, make("button", { type: "button", id: `run-${run.name}`, "aria-pressed": String(run.name === state.chosen), title: "show where it is", onclick: pick }, run.name)),
       make("td", {}, run.kind), make("td", {}, run.user),
       make("td", { class: run.agent ? "" : "bad" }, what),
-      make("td", {}, where, make("small", {}, run.why), move ? make("small", { class: run.moving ? "" : "bad" }, move) : null, run.name === state.chosen ? drawMove(run) : null),
+      make("td", {}, where, make("small", {}, run.why), move ? make("small", { class: run.moving ? "" : "bad" }, move) : null, run.moving ? drawCancel(run) : run.name === state.chosen ? drawMove(run) : null),
       make("td", { class: "number" }, run.parts.length > 1 ? `× ${run.slow_down.toFixed(2)}` : "1"));
   });
   return table(["Name", "Kind", "User", "State", "Hosts", "Spread costs"], rows, "Nothing runs in this cluster.");
 }
 
+// What calls the open move off.
+function drawCancel(run) {
+  if (!mayMove() || run.moving.called_off) return null;
+  const go = () => change("POST", `/v1/work/${encodeURIComponent(run.name)}/cancel`);
+  return make("p", { class: "buttons" }, make("button", { type: "button", id: `cancel-${run.name}`, onclick: go }, "Call the move off"));
+}
+
 // Where a part of the chosen machine can go: to another host, or to one that has a part already.
 function drawMove(run) {
-  if (state.role !== "run" || run.kind !== "machine" || run.moving) return null;
+  if (!mayMove() || run.kind !== "machine") return null;
   const parts = run.parts.filter((part) => part.host !== run.home).map((part) => part.host);
   const hosts = state.overview.hosts.filter((host) => host.state === "lends").map((host) => host.name);
   if (parts.length === 0 || hosts.length < 2) return null;
