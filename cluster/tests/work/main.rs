@@ -295,11 +295,16 @@ fn a_machine_is_pulled_together_and_drained_by_orders() {
     assert_eq!(hosts(&order.parts), ["alpha", "delta"]);
     assert!(order.why.contains("gamma is drained"), "{}", order.why);
     assert_eq!(turn(&mut leader, 4)["web"], web, "one order at a time");
+    cluster.call_off("web").unwrap();
+    let called_off = turn(&mut leader, 4)["web"].order.clone();
+    assert!(called_off.expect("the agent's answer").called_off);
     cluster
         .order_ended(&web, Err("a cable was cut".into()))
         .unwrap();
     let web = turn(&mut leader, 5)["web"].clone();
     assert_eq!(web.failure.as_deref(), Some("a cable was cut"));
+    let none = cluster.call_off("web");
+    assert!(matches!(none, Err(ClusterError::NoMove(name)) if name == "web"));
     assert_eq!(web.order, None, "it is tried again later");
     let web = turn(&mut leader, 20)["web"].clone();
     assert_eq!((web.orders, web.order.is_some()), (2, true));

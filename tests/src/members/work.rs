@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::Check;
 use super::site::{SOON, Site};
 use crate::cluster::stop;
-use crate::processes;
+use crate::processes::{self, Process};
 use crate::run::{End, Invocation, Running, start};
 
 /// What each lends; it offers about half of it.
@@ -368,6 +368,7 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
     site.succeeds("home", &format!("node uncordon {}", after[1]))?;
     site.succeeds("home", "cluster hands-off on")?;
     ensure!(plan(site, "home")?["hands_off"] == true);
+    called_off(site, &before, &after)?;
     // An operator moves it all the same.
     let says = site.fails(
         "home",
@@ -389,6 +390,46 @@ fn moved(site: &mut Site<'_>) -> Result<()> {
     ensure!(views.contains("\"running\""), "{views}");
     site.succeeds("home", "vm stop --timeout 0 web")?;
     running(site, 0)
+}
+
+/// A move to a host that stands still is called off, and the machine stays where it is.
+fn called_off(site: &Site<'_>, here: &[String], there: &[String]) -> Result<()> {
+    let says = site.fails("home", "cluster move web --cancel")?;
+    ensure!(says.contains("does not move now"), "{says}");
+    let daemon = site.host(&there[1]).daemon.as_ref();
+    let daemon = daemon.context("its daemon runs")?.pid();
+    let stopped = [agent_of_web(site)?, daemon].map(Pid::from_raw);
+    let [agent, daemon] = stopped;
+    // The order is there before its destination stands still: that may be the host that decides.
+    kill(agent, Signal::SIGSTOP)?;
+    let outcome = begin(site, &["cluster", "move", "web", &there[1]]).and_then(|wanted| {
+        until("it moves", || {
+            let plan = plan(site, "home")?;
+            let runs = plan["runs"].as_array().context("no runs")?;
+            let web = runs.iter().find(|run| run["name"] == "web");
+            Ok(web.is_some_and(|web| !web["moving"].is_null()))
+        })?;
+        kill(daemon, Signal::SIGSTOP)?;
+        kill(agent, Signal::SIGCONT)?;
+        // It waits for its destination.
+        std::thread::sleep(Duration::from_secs(1));
+        let says = ended_well(begin(site, &["cluster", "move", "web", "--cancel"])?)?;
+        ensure!(says.contains("an operator called it off"), "{says}");
+        wanted.finish()
+    });
+    for process in stopped {
+        kill(process, Signal::SIGCONT)?;
+    }
+    let wanted = outcome?;
+    let says = &wanted.stderr;
+    ensure!(
+        wanted.end == End::Exit(1) && says.contains("an operator called it off"),
+        "{}: {says}",
+        wanted.end
+    );
+    ensure!(hosts_of_web(site)? == here, "{:?}", hosts_of_web(site)?);
+    // It may have been silent for longer than its lease.
+    site.living(&["alpha", "beta", "home"])
 }
 
 /// Its slice there gives its pages to the home, and the cluster counts the room as free.
@@ -529,11 +570,28 @@ fn silent_store(site: &mut Site<'_>) -> Result<()> {
 
 /// The agent of a launcher.
 fn agent_of(launcher: i32) -> Result<i32> {
-    let mut agents = processes::all().into_iter().filter(|process| {
-        process.parent == launcher
-            && processes::command_line(process.identity.pid).contains("cluster agent")
-    });
-    Ok(agents.next().context("it has an agent")?.identity.pid)
+    let mut agents = agents();
+    let agent = agents.find(|agent| agent.parent == launcher);
+    Ok(agent.context("it has an agent")?.identity.pid)
+}
+
+/// The agent of the machine: the command that started both has ended.
+fn agent_of_web(site: &Site<'_>) -> Result<i32> {
+    let folder = site.directory.to_string_lossy().into_owned();
+    let of_web = |agent: &Process| {
+        let path = format!("/proc/{}/environ", agent.identity.pid);
+        let environment = fs::read(path).unwrap_or_default();
+        let is_here = String::from_utf8_lossy(&environment).contains(&folder);
+        is_here && !processes::command_line(agent.parent).contains("run --cluster")
+    };
+    let agent = agents().find(of_web);
+    Ok(agent.context("the machine has an agent")?.identity.pid)
+}
+
+fn agents() -> impl Iterator<Item = Process> {
+    let is_agent =
+        |process: &Process| processes::command_line(process.identity.pid).contains("cluster agent");
+    processes::all().into_iter().filter(is_agent)
 }
 
 fn killed_launcher(site: &mut Site<'_>) -> Result<()> {
