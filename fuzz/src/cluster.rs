@@ -42,7 +42,7 @@ fn host(random: &mut Random, n: usize) -> [Value; 2] {
     let report = json!({
         "lends_bytes": number(random, 1 << 34), "lent_bytes": number(random, 1 << 30),
         "wanted_back_bytes": number(random, 1 << 30), "trouble": trouble,
-        "slices": 1, "free_bytes": 1, "load": 0.5,
+        "cores": number(random, 64), "slices": 1, "free_bytes": 1, "load": 0.5,
     });
     [
         json!([format!("weft/host/{}", HOSTS[n]), record]),

@@ -18,6 +18,7 @@ pub mod vmm_boot;
 pub mod vmm_checkpoint;
 pub mod vmm_devices;
 pub mod vmm_slice;
+pub mod web;
 pub mod wire;
 
 use random::Random;
@@ -48,6 +49,11 @@ pub const TARGETS: &[Target] = &[
         name: "cluster-token",
         run: cluster::token,
         valid: cluster::valid_token,
+    },
+    Target {
+        name: "web-gateway",
+        run: web::gateway,
+        valid: web::valid_calls,
     },
     Target {
         name: "wire-frame",

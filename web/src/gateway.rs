@@ -166,6 +166,13 @@ async fn serve(request: Request<Incoming>, store: Arc<dyn Store>) -> Result<Answ
     Ok(Response::new(Either::Left(Full::from(value.to_string()))))
 }
 
+/// What a call of this path, `/v3/kv/range` for example, is answered, without a socket and without
+/// streams: the body of the answer, or the message of a refusal.
+pub fn answer(path: &str, body: &[u8], store: &dyn Store) -> Result<Value, String> {
+    let answered = Call::find(&Method::POST, path).and_then(|call| call.carry_out(body, store));
+    answered.map_err(|refusal| refusal.message)
+}
+
 /// On the loopback there are no certificates, and a page of any site can have the user's browser
 /// send requests here. Browsers name the site in such a request, or may not set this type.
 fn check_no_browser(request: &Request<Incoming>) -> Result<(), Refusal> {

@@ -25,7 +25,7 @@ mod metrics;
 mod routes;
 mod server;
 
-pub use gateway::Gateway;
+pub use gateway::{Gateway, answer as gateway_answer};
 pub use listen::ServerError;
 pub use server::{CONNECTIONS_MAX, Listen, Server};
 
