@@ -135,7 +135,7 @@ impl<T: Tables> Node<T> {
     }
 
     /// The node that takes a page pushed by `from`: the one asked for, or the
-    /// one with most room.
+    /// one with most room, or this one beyond its budget.
     fn target(&self, to: Option<NodeId>, from: NodeId) -> Option<NodeId> {
         let fits = |node: NodeId| node != from && self.takes_pages(node);
         if let Some(to) = to {
@@ -150,7 +150,14 @@ impl<T: Tables> Node<T> {
                 best = Some(node);
             }
         }
-        best
+        best.or(Some(self.me).filter(|&me| fits(me) && self.has_spare_pages()))
+    }
+
+    /// Whether this node takes pages that no other has room for.
+    fn has_spare_pages(&self) -> bool {
+        let me = self.me.index();
+        let most = self.budgets_pages[me].saturating_add(self.spare_pages);
+        self.spare_pages > 0 && self.owned_pages[me] < most
     }
 
     /// Pages that a node may still own, of those managed here.

@@ -75,6 +75,8 @@ pub struct Node<T> {
     /// Pages that each node owns, of those managed here.
     pub(crate) owned_pages: [u32; NODES_MAX],
     pub(crate) budgets_pages: [u32; NODES_MAX],
+    /// Pages beyond its own budget that this node takes when no other has room.
+    pub(crate) spare_pages: u32,
     /// Nodes that died.
     pub(crate) dead: u32,
     /// Numbers of nodes that are not there.
@@ -122,6 +124,7 @@ impl<T: Tables> Node<T> {
             modulus: Modulus::new(u32::from(nodes)),
             owned_pages: [0; NODES_MAX],
             budgets_pages: config.budgets_pages,
+            spare_pages: 0,
             dead: 0,
             absent: config.absent,
             closed: config.absent,
@@ -148,6 +151,11 @@ impl<T: Tables> Node<T> {
     /// is about to leave.
     pub fn set_budget_pages(&mut self, node: NodeId, pages: u32) {
         self.budgets_pages[node.index()] = pages;
+    }
+    /// Lets this node own `pages` of those managed here beyond its budget, but only where no
+    /// other node has room for what is pushed.
+    pub fn set_spare_pages(&mut self, pages: u32) {
+        self.spare_pages = pages;
     }
     /// The next reader only reads: as long as the page stays here it does not count as
     /// migratory. A hint; nothing

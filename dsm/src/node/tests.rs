@@ -1,6 +1,7 @@
 //! Single steps, and steps on nonsense.
 
 use super::*;
+use crate::protocol::Denial;
 use crate::sim::Random;
 use crate::state::MapTables;
 
@@ -375,4 +376,53 @@ fn a_page_that_is_kept_up_to_date() {
     ));
     let upgrade = told(1, Access::Write, false);
     assert_eq!(upgrade, [(0, Action::Drop { page }), outdated(0), allow(1)]);
+}
+
+/// Beyond its budget, if it may; its own pages stay where they are then.
+#[test]
+fn the_manager_takes_what_no_other_has_room_for() {
+    let mut node = home();
+    let (page, own) = (Page(1), Page(2));
+    step(&mut node, fault(page, Access::Write));
+    step(&mut node, fault(own, Access::Write));
+    let mut says = |body| {
+        let message = Message {
+            page,
+            generation: 0,
+            body,
+        };
+        let from = NodeId(1);
+        step(&mut node, Event::Message { from, message })
+    };
+    says(Body::Get {
+        access: Access::Write,
+        ahead: false,
+    });
+    says(Body::Done { exclusive: true });
+    node.set_budget_pages(NodeId(0), 1);
+    node.set_budget_pages(NodeId(2), 0);
+    let answers = [0, 1].map(|spare| {
+        node.set_spare_pages(spare);
+        let message = Message {
+            page,
+            generation: 0,
+            body: Body::Offer { to: None },
+        };
+        let from = NodeId(1);
+        match step(&mut node, Event::Message { from, message })[..] {
+            [Action::Send { message, .. }] => message.body,
+            ref other => panic!("{other:?}"),
+        }
+    });
+    let denied = Body::OfferDenied {
+        reason: Denial::NoRoom,
+    };
+    assert_eq!(answers[0], denied);
+    assert!(matches!(answers[1], Body::Place { to: NodeId(0), .. }));
+    node.set_budget_pages(NodeId(1), 0);
+    let evict = Event::Evict {
+        page: own,
+        to: None,
+    };
+    assert_eq!(step(&mut node, evict), [Action::NoRoom { page: own }]);
 }
