@@ -120,6 +120,8 @@ pub enum Message {
         /// The exit code, one of `boot::EXIT_*` for a program that runs.
         code: u32,
     },
+    /// Home: its budget is another one now.
+    HomeBudget { pages: u64 },
 }
 
 /// The header is no message of this kind.
@@ -204,6 +206,7 @@ impl Message {
             Ping { length } => (48, [length, 0, 0, 0, 0]),
             Pong => (49, [0; 5]),
             Failed { code } => (50, [u64::from(code), 0, 0, 0, 0]),
+            HomeBudget { pages } => (51, [pages, 0, 0, 0, 0]),
         };
         Header {
             kind,
@@ -297,6 +300,7 @@ impl Message {
                 code @ FIRST_FAILURE..=LAST_FAILURE => Failed { code },
                 _ => return Err(MessageError::Field("code", header.kind)),
             },
+            51 => HomeBudget { pages: a },
             other => return Err(MessageError::Kind(other)),
         })
     }

@@ -135,6 +135,13 @@ pub const COMMAND_STRETCH: u32 = 1;
 pub const COMMAND_SHRINK: u32 = 2;
 /// Node `argument` is lost.
 pub const COMMAND_LOST: u32 = 3;
+/// Stretch, and send pages away until home has no more than [`Shared::home_budget_wanted`]:
+/// what can be sent within [`GIVE_WAY_MS`].
+pub const COMMAND_GIVE_WAY: u32 = 4;
+
+/// How long one [`COMMAND_GIVE_WAY`] takes, but for the stretch. The program stands
+/// meanwhile; the launcher asks again for what is left.
+pub const GIVE_WAY_MS: u32 = 500;
 
 /// The whole shared page range.
 #[repr(C)]
@@ -149,6 +156,11 @@ pub struct Shared {
     pub sequence: AtomicU32,
     /// Bit per node: lost, as the launcher says. Never cleared.
     pub lost_nodes: AtomicU64,
+    /// The budget that the launcher wants home to have, in pages, never more than the one
+    /// of `Boot`; 0: that one. Home follows at once where nothing has to leave for it.
+    pub home_budget_wanted: AtomicU64,
+    /// Gauge: the budget that home has, in pages; 0 before the stretch.
+    pub home_budget: AtomicU64,
     /// The counters.
     pub stats: NodeStats,
 }

@@ -1,13 +1,15 @@
-//! Commands of the launcher: stretch now, give a node back, a node is lost.
+//! Commands of the launcher: stretch now, give way, give a node back, a node is lost.
 
 use weft_dsm::{Access, NodeId};
 use weft_proc::boot::{CONTROL_DONE, ControlMessage};
 use weft_proc::layout::{Kind, PAGE};
-use weft_proc::stats::{COMMAND_LOST, COMMAND_NONE, COMMAND_SHRINK, COMMAND_STRETCH};
+use weft_proc::stats::{
+    COMMAND_GIVE_WAY, COMMAND_LOST, COMMAND_NONE, COMMAND_SHRINK, COMMAND_STRETCH,
+};
 
 use core::sync::atomic::Ordering;
 
-use super::machine::{ENGINE, Engine};
+use super::machine::{ENGINE, Engine, counted};
 use crate::{control, space};
 
 const EAGAIN: u64 = 11;
@@ -27,6 +29,13 @@ pub fn obey() {
     let answer = match command {
         COMMAND_STRETCH => {
             super::stretch_now(&space::lock().layout);
+            Ok(())
+        }
+        COMMAND_GIVE_WAY => {
+            super::stretch_now(&space::lock().layout);
+            if let Some(engine) = ENGINE.lock().as_mut() {
+                engine.give_way();
+            }
             Ok(())
         }
         COMMAND_SHRINK => shrink(argument),
@@ -86,7 +95,7 @@ impl Engine {
                 return Ok(());
             }
         }
-        let budget = u32::try_from(self.boot.budget_pages[node]).unwrap_or(u32::MAX);
+        let budget = counted(self.boot.budget_pages[node]);
         self.core.set_budget_pages(NodeId(node as u8), budget);
         Err((EAGAIN, "its pages keep going back to it; try again"))
     }

@@ -138,7 +138,7 @@ impl Engine {
     fn regret(&mut self, pages: u64, ticks: u64) {
         let enough = self.budget_pages() + pages;
         for node in 0..self.nodes {
-            let fits = self.boot.budget_pages[node] >= enough;
+            let fits = self.budgets[node] >= enough;
             if node != self.me && fits && self.io.links[node].is_some() {
                 self.policy.missed(node, ticks);
             }

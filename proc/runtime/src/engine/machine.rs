@@ -13,7 +13,7 @@ use weft_dsm::{
     PAGE_BYTES, Page, Policy as PagePolicy,
 };
 use weft_jump::Policy;
-use weft_proc::boot::Boot;
+use weft_proc::boot::{Boot, MAX_NODES};
 use weft_proc::context::Context;
 use weft_proc::layout::{Kind, PAGE};
 use weft_proc::message::Message;
@@ -90,6 +90,8 @@ pub struct Engine {
     pub first_touches: Streams,
     /// Runs of first writes to pages that are here with all rights.
     pub first_writes: Streams,
+    /// Each node's budget, pages: the launcher's, but for home's, which changes.
+    pub budgets: [u64; MAX_NODES],
 }
 
 /// What [`Engine::receive`] found.
@@ -104,6 +106,11 @@ pub enum Incoming {
     Message(usize, Message, &'static [u8]),
 }
 
+/// A number of pages, as the protocol counts them.
+pub fn counted(pages: u64) -> u32 {
+    u32::try_from(pages).unwrap_or(u32::MAX)
+}
+
 impl Engine {
     /// An engine over links and memory that are ready.
     pub fn new(boot: &'static Boot, io: Io) -> own_calls::Result<Engine> {
@@ -115,7 +122,7 @@ impl Engine {
             ManagerOf::Fixed(NodeId(0)),
         );
         for (budget, pages) in config.budgets_pages.iter_mut().zip(boot.budget_pages) {
-            *budget = u32::try_from(pages).unwrap_or(u32::MAX);
+            *budget = counted(pages);
         }
         config.probe_every = PROBE_EVERY;
         let budget = boot.budget_pages[me];
@@ -143,6 +150,7 @@ impl Engine {
             unsynced: 0,
             first_touches: Streams::new(TOUCHES_MAX),
             first_writes: Streams::new(TOUCHES_MAX),
+            budgets: boot.budget_pages,
         })
     }
 
@@ -158,7 +166,7 @@ impl Engine {
 
     /// This node's budget, pages.
     pub fn budget_pages(&self) -> u64 {
-        self.boot.budget_pages[self.me]
+        self.budgets[self.me]
     }
 
     /// Tells the protocol something and does what it says.
@@ -382,6 +390,9 @@ impl Engine {
                 if from == 0 =>
             {
                 self.change_layout(&message);
+            }
+            Message::HomeBudget { pages } if from == 0 => {
+                self.budgets[0] = pages.min(self.boot.budget_pages[0]);
             }
             Message::Sync if from == 0 => self.io.send(0, &Message::Synced.header(0), &[]),
             Message::Arrived => {

@@ -6,6 +6,7 @@
 //! - [`machine`]: the engine's state and the loop that everything waits in
 //! - [`mod@fault`]: one fault
 //! - [`room`]: what leaves when the budget is full
+//! - [`budget`]: home's budget, which follows the free memory of its host
 //! - [`jump`], [`serve`]: moving the execution, and what a node does until it arrives
 //! - [`calls`]: system calls of a stretched program
 //! - [`layout`]: the same mappings on every node
@@ -19,6 +20,7 @@
 //! protocol says are present.
 
 mod beat;
+mod budget;
 mod calls;
 mod clock;
 mod commands;

@@ -119,19 +119,23 @@ impl Engine {
 
     /// Sends pages away until the budget holds again.
     pub fn make_room(&mut self) {
-        let budget = self.budget_pages();
-        if self.io.resident_pages + self.requests > budget {
+        self.follow_budget();
+        if self.is_past_budget() {
             self.finish_offers();
         }
         let mut rounds = 0;
-        while self.io.resident_pages + self.requests > budget {
+        while self.is_past_budget() {
             rounds += 1;
-            let goal = self.io.resident_pages + self.requests - budget;
+            let goal = self.io.resident_pages + self.requests - self.budget_pages();
             let run = self.drain_pages().max(goal.min(DRAIN_MAX));
             if !self.evict_some(run) && rounds > ROUNDS_MAX {
                 return;
             }
         }
+    }
+
+    fn is_past_budget(&self) -> bool {
+        self.io.resident_pages + self.requests > self.budget_pages()
     }
 
     /// Pages that leave one chunk.
@@ -153,7 +157,8 @@ impl Engine {
         self.wait_until("room on another node", |engine| {
             chosen.iter().all(|&page| engine.has_settled(page))
         });
-        if self.io.no_room && self.io.left == 0 && !self.drop_copies(run) {
+        let full = self.io.no_room && self.io.left == 0 && !self.drop_copies(run);
+        if full && !self.take_budget_back() {
             self.no_room();
         }
         self.io.left > 0

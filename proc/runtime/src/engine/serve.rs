@@ -42,6 +42,7 @@ pub fn serve(thread: &Thread, mask: u64) {
         };
         if engine.is_home() {
             engine.look_for_lost_nodes();
+            engine.follow_budget();
             if thread.pending() != 0 && clock::ns(clock::now() - kicked_at) > KICK_NS {
                 kicked_at = clock::now();
                 engine.kick_away();

@@ -15,7 +15,7 @@ use weft_wire::{Link, LinkConfig, LinkKind};
 
 use super::io::Io;
 use super::machine::{ENGINE, Engine, STRETCHED};
-use super::{VDSO_HASH, beat, clock, confine, jump, serve};
+use super::{VDSO_HASH, beat, budget, clock, confine, jump, serve};
 use crate::own_calls::{self, call};
 use crate::{control, descriptors, intercept, log, signal, space, thread, vdso};
 
@@ -142,6 +142,7 @@ pub fn stretch(boot: &'static Boot, layout: &Layout<'static>) {
     }
     engine.io.stats.stretched.store(1, Ordering::Relaxed);
     engine.io.stats.executing.store(1, Ordering::Relaxed);
+    engine.begin_budget();
     engine.make_room();
     engine.left_at = clock::now();
     // The launcher only shows it.
@@ -201,7 +202,7 @@ pub fn run_slice(boot: &'static Boot) -> ! {
 /// Whether the program could need more than home's budget with `more` bytes of
 /// writable memory besides what it has, or should stretch in any case.
 pub fn is_past_budget(boot: &Boot, layout: &Layout<'_>, more: u64) -> bool {
-    let budget_bytes = boot.budget_pages[0].saturating_mul(PAGE);
+    let budget_bytes = budget::wanted_pages(boot).saturating_mul(PAGE);
     let wanted_bytes = layout.writable_anonymous_bytes() + more;
     boot.nodes > 1 && (boot.stretch_now != 0 || wanted_bytes > budget_bytes)
 }
