@@ -115,6 +115,11 @@ pub struct RunArgs {
     /// program needs
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size)]
     pub memory: Vec<u64>,
+    /// Memory of this host that stays free for its owner: while less is free, home's pages
+    /// leave for other hosts; 0: none [default: `keep_free` in node.toml, if nodes are on
+    /// other hosts]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub keep_free: Option<u64>,
     /// When the execution moves to its pages: `auto` (learned), `never`, or after this
     /// many remote faults
     #[arg(long, value_name = "auto|never|COUNT", default_value = "auto")]
@@ -568,6 +573,7 @@ impl RunArgs {
                 Placement::Remote(self.on.clone())
             },
             memory_bytes: self.memory.clone(),
+            keep_free_bytes: self.keep_free,
             jump: self.jump,
             transport: match self.transport {
                 TransportArg::Ring => Transport::Ring,

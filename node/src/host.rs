@@ -189,6 +189,12 @@ pub fn total_memory_bytes() -> u64 {
     limit.map_or(host, |limit| host.min(limit))
 }
 
+/// Bytes of this host's memory that a process holds for itself alone: without its files'. None
+/// when it has ended.
+pub fn private_memory_bytes(pid: i32) -> Option<u64> {
+    field_kib(&format!("/proc/{pid}/status"), "RssAnon:").map(|kib| kib * 1024)
+}
+
 fn field_kib(path: &str, field: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.lines().find_map(|line| {
         line.strip_prefix(field)?

@@ -105,6 +105,9 @@ pub struct RunOptions {
     /// Each node's budget for the program's pages, bytes. One value holds for
     /// every node; none means half of what each host has free.
     pub memory_bytes: Vec<u64>,
+    /// What stays free of this host's memory for its owner, bytes; none means what the
+    /// configuration says, if nodes are on other hosts.
+    pub keep_free_bytes: Option<u64>,
     /// When the execution follows its pages.
     pub jump: Jump,
     /// How embedded nodes are connected.
@@ -130,6 +133,7 @@ impl RunOptions {
             arguments: Vec::new(),
             placement: Placement::Embedded(2),
             memory_bytes: Vec::new(),
+            keep_free_bytes: None,
             jump: Jump::Auto,
             transport: Transport::Ring,
             read_ahead_pages: 128,

@@ -69,6 +69,7 @@ impl SharedMemory {
         stats.executing.store(0, Ordering::Relaxed);
         stats.stretched.store(0, Ordering::Relaxed);
         stats.threads.store(0, Ordering::Relaxed);
+        self.home_budget.store(0, Ordering::Relaxed);
     }
 
     /// Writes a command for the runtime; the caller then sends it the signal.

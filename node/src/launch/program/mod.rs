@@ -7,6 +7,7 @@
 //! ```
 //!
 //! - [`plan`]: everything is checked before anything starts
+//! - [`home_budget`]: how home's budget follows the memory of its host
 //! - [`owner`]: every change of the aggregate
 //! - [`stop`]: stopping with the program
 //!
@@ -18,6 +19,7 @@
 //! | `CHLD` | looks whether the program stopped itself |
 //! | others | default |
 
+mod home_budget;
 mod owner;
 mod plan;
 mod stop;

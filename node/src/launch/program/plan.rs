@@ -8,6 +8,7 @@ use std::time::Duration;
 use weft_proc::boot::MAX_NODES;
 use weft_wire::hello::{self, Hello, Mismatch};
 
+use crate::config::{self, Config};
 use crate::control;
 use crate::error::LaunchError;
 use crate::host;
@@ -24,7 +25,7 @@ use crate::remote::Identity;
 use crate::rundir;
 use crate::said::Spoken;
 use crate::shared::SharedMemory;
-use crate::size::PAGE_BYTES;
+use crate::size::{PAGE_BYTES, format_bytes};
 use crate::spawn::{Executable, Process, ProgramKind, Role, StartError};
 
 /// The name of a local slice in a process list.
@@ -44,6 +45,8 @@ pub struct ProgramPlan {
     /// What every runtime is told alike. Budgets of remote nodes are zero until
     /// their hosts have said what they have, where the user gave none.
     pub settings: ProgramSettings,
+    /// What stays free of this host's memory for its owner; 0: nothing is kept.
+    pub keep_free_bytes: u64,
     /// The options as given.
     pub options: RunOptions,
 }
@@ -83,6 +86,7 @@ impl ProgramPlan {
                 stretch_now: options.stretch_now,
                 budget_pages,
             },
+            keep_free_bytes: keep_free_bytes(options),
             options: options.clone(),
         })
     }
@@ -107,6 +111,14 @@ fn check_ranges(options: &RunOptions) -> Result<(), LaunchError> {
             options.read_ahead_pages
         )));
     }
+    let total = host::total_memory_bytes();
+    if let Some(bytes) = options.keep_free_bytes.filter(|&bytes| bytes >= total) {
+        return Err(LaunchError::Option(format!(
+            "--keep-free {} is all that this host has, {}",
+            format_bytes(bytes),
+            format_bytes(total)
+        )));
+    }
     if options.spin > SPIN_MAX {
         return Err(LaunchError::Option(format!(
             "--spin {} µs is more than {} µs: waiting that long is cheaper asleep",
@@ -115,6 +127,23 @@ fn check_ranges(options: &RunOptions) -> Result<(), LaunchError> {
         )));
     }
     Ok(())
+}
+
+/// What the user says, else the configuration of this host. Nodes that are all on this host
+/// have no need of it, and no configuration.
+fn keep_free_bytes(options: &RunOptions) -> u64 {
+    let directory = || {
+        let given = options.configuration.clone();
+        given.unwrap_or_else(config::directory)
+    };
+    match (options.keep_free_bytes, &options.placement) {
+        (Some(bytes), _) => bytes,
+        (None, Placement::Embedded(_)) => 0,
+        // One that cannot be used is an error of its own, soon.
+        (None, Placement::Remote(_)) => {
+            Config::load(&directory()).map_or(0, |config| config.keep_free_bytes)
+        }
+    }
 }
 
 /// Each node's budget. Embedded nodes share this host's free memory where the
@@ -269,6 +298,7 @@ mod tests {
         assert!(text.contains("0 nodes"), "{text}");
         assert!(refusal(|o| o.lease = Duration::from_millis(1)).contains("--lease"));
         assert!(refusal(|o| o.spin = Duration::from_secs(1)).contains("--spin"));
+        assert!(refusal(|o| o.keep_free_bytes = Some(u64::MAX)).contains("--keep-free"));
         assert!(refusal(|o| o.read_ahead_pages = 513).contains("--read-ahead"));
     }
 
@@ -276,6 +306,25 @@ mod tests {
     fn a_missing_program_is_127() {
         let error = ProgramPlan::check(&RunOptions::new("no-such-program")).unwrap_err();
         assert_eq!(error.exit_code(), 127);
+    }
+
+    #[test]
+    fn the_configuration_says_what_stays_free() {
+        let path = std::env::temp_dir().join(format!("weft-keeps-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        config::init(&path).unwrap();
+        std::fs::write(path.join(config::CONFIG_FILE), "keep_free = \"2G\"\n").unwrap();
+        let mut options = RunOptions::new("true");
+        options.configuration = Some(path.clone());
+        assert_eq!(keep_free_bytes(&options), 0);
+        options.placement = Placement::Remote(vec!["alpha".into()]);
+        assert_eq!(keep_free_bytes(&options), 2 << 30);
+        options.keep_free_bytes = Some(0);
+        assert_eq!(keep_free_bytes(&options), 0);
+        options.configuration = Some("/nowhere".into());
+        options.keep_free_bytes = None;
+        assert_eq!(keep_free_bytes(&options), 0);
+        std::fs::remove_dir_all(&path).unwrap();
     }
 
     #[test]

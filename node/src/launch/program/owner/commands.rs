@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use weft_proc::boot::{ControlMessage, EXIT_NODE_LOST, KICK_SIGNAL};
+use weft_proc::boot::{ControlMessage, EXIT_NODE_LOST, KICK_SIGNAL, MAX_NODES};
 use weft_proc::stats::{COMMAND_SHRINK, COMMAND_STRETCH};
 
 use super::{Command, Owner, Pending};
@@ -68,11 +68,13 @@ impl Owner<'_> {
             }
             // Once stretched, home says itself what was lost, and ends if that
             // was anything.
+            Command::GiveWay => {}
             Command::Lost if why.is_none() && !self.is_stretched() => {
                 self.tell("the program continues without it: it had not stretched");
             }
             Command::Lost => {}
         }
+        self.shrink_next();
     }
 
     pub(super) fn left(&mut self, number: u32, why: Option<String>) {
@@ -119,7 +121,20 @@ impl Owner<'_> {
         }
     }
 
+    /// Gives a node back that had to wait until home had given way.
+    fn shrink_next(&mut self) {
+        if self.pending.is_empty() && !self.to_shrink.is_empty() {
+            let (number, client) = self.to_shrink.remove(0);
+            self.shrink(number, client);
+        }
+    }
+
     pub(super) fn shrink(&mut self, number: u32, client: Option<Client>) {
+        // That takes a moment, and comes again and again.
+        let gives_way = self.position(|what| matches!(what, Command::GiveWay));
+        if gives_way.is_some() && self.to_shrink.len() < MAX_NODES {
+            return self.to_shrink.push((number, client));
+        }
         let stretched = self.is_stretched();
         let outcome = match self.aggregate.node(number) {
             _ if number == 0 => Err(ShrinkError::Home),
@@ -169,7 +184,7 @@ impl Owner<'_> {
     }
 
     /// Writes a command and calls home. Returns its number.
-    fn command(&mut self, command: u32, argument: u32) -> Result<u32, CommandError> {
+    pub(super) fn command(&mut self, command: u32, argument: u32) -> Result<u32, CommandError> {
         if !self.pending.is_empty()
             || !self
                 .home_shared
@@ -201,6 +216,7 @@ impl Owner<'_> {
                     client.answer(&AggregateReply::Refused(why));
                 }
             }
+            Command::GiveWay => self.shrink_next(),
             Command::Lost => self.give_up(
                 &format!(
                     "the program did not answer within {lease_s} s of the loss, and was ended"

@@ -5,10 +5,12 @@
 //! - at most one command is with home at a time, and each has a deadline.
 //!
 //! - [`commands`]: what clients, daemons and losses ask of home
+//! - [`host`]: what home's host has free, and home's budget
 //! - [`losses`]: nodes that are gone
 //! - [`view`]: what is shown of it
 
 mod commands;
+mod host;
 mod losses;
 mod view;
 
@@ -51,6 +53,8 @@ enum Command {
     Stretch(Client),
     /// For a `weft shrink` (or a daemon that ends, then without a client).
     Shrink { node: u32, client: Option<Client> },
+    /// For the owner of home's host.
+    GiveWay,
     /// A loss: home must answer or end.
     Lost,
 }
@@ -67,6 +71,10 @@ pub struct Owner<'a> {
     generation: u32,
     sequence: u32,
     pending: Vec<Pending>,
+    /// Nodes to give back as soon as home has given way.
+    to_shrink: Vec<(u32, Option<Client>)>,
+    /// Where memory is kept free for the owner of home's host.
+    watch: Option<host::Watch>,
     /// Losses that wait until home has taken the command before.
     losses: Vec<u32>,
     /// Whether home has said that every budget is full.
@@ -107,7 +115,10 @@ impl<'a> Owner<'a> {
         let pid = std::process::id();
         let entry = Entry::new(&plan.run_directory, pid)
             .map_err(LaunchError::system("make a socket in the run directory"))?;
+        let watch = host::Watch::new(plan.settings.budget_pages[0], plan.keep_free_bytes);
         let mut owner = Owner {
+            watch,
+            to_shrink: Vec::new(),
             program: plan.program.path.as_os_str().as_bytes().to_vec(),
             aggregate: Aggregate::new(plan, signals, home, nodes),
             live,
@@ -124,6 +135,7 @@ impl<'a> Owner<'a> {
             verdict: None,
             next_tick: Instant::now(),
         };
+        owner.look_at_host();
         control::expect_hello(&mut owner.aggregate.home)
             .and_then(|_| owner.boot_home())
             .map_err(|why| LaunchError::Process {
@@ -273,6 +285,7 @@ impl<'a> aggregate::AggregateOwner<'a> for Owner<'a> {
         let deadlines = self.pending.iter().map(|pending| pending.deadline);
         let next = deadlines
             .chain([self.next_tick])
+            .chain(self.watch.as_ref().map(|watch| watch.next_look))
             .min()
             .unwrap_or(self.next_tick);
         let clients = self.entry.iter().map(Entry::descriptor).collect();
@@ -344,6 +357,7 @@ impl<'a> aggregate::AggregateOwner<'a> for Owner<'a> {
             let late = self.pending.remove(at).what;
             self.too_late(late);
         }
+        self.look_at_host();
         if now < self.next_tick {
             return;
         }

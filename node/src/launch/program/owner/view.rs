@@ -54,7 +54,7 @@ impl Owner<'_> {
             name: "home".into(),
             state: NodeState::Running,
             pid: Some(self.aggregate.home.pid() as u32),
-            budget_pages: budget(0),
+            budget_pages: self.home_budget_pages(),
             owned_pages: owned_pages(0),
             counters: home,
         }];
