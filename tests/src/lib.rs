@@ -39,6 +39,7 @@ pub mod machines;
 pub mod matrix;
 pub mod members;
 pub mod namespace;
+pub mod owner;
 pub mod processes;
 pub mod random;
 pub mod report;

@@ -11,7 +11,9 @@ use weft_tests::context::Context;
 use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
 use weft_tests::suite::{Plan, run_corpus};
-use weft_tests::{aggregate, corpus, ends, lend, loss, machines, members, setup, tamper, user, vm};
+use weft_tests::{
+    aggregate, corpus, ends, lend, loss, machines, members, owner, setup, tamper, user, vm,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
@@ -241,6 +243,7 @@ fn run(options: &Options) -> Result<bool> {
     if options.wants(Suite::Lend) {
         let bound = options.lend_seconds.map(Duration::from_secs);
         lend::run_lending(&context, bound, &options.names, &report);
+        owner::run_owners(&context, &options.names, &report);
     }
     if options.wants(Suite::Cluster) {
         let soak = options.soak();

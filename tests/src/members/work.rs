@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::Check;
 use super::site::{SOON, Site};
 use crate::cluster::stop;
+use crate::owner::{available_mib, ballast};
 use crate::processes::{self, Process};
 use crate::run::{End, Invocation, Running, start};
 
@@ -455,26 +456,6 @@ fn program_leaves(site: &mut Site<'_>) -> Result<()> {
     running(site, 0)
 }
 
-/// What this host has free for its owner, in MiB.
-fn available_mib() -> Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo")?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib: u64 = line
-        .and_then(|line| line.split_whitespace().next()?.parse().ok())
-        .context("no MemAvailable")?;
-    Ok(kib >> 10)
-}
-
-/// A process that takes so much memory.
-fn ballast(site: &Site<'_>, mib: u64) -> Result<Running> {
-    let take = format!("import time; taken = bytearray(b'x') * ({mib} << 20); time.sleep(100)");
-    let directory = site.directory.join("ballast");
-    fs::create_dir_all(&directory)?;
-    start(&Invocation::new(&["python3", "-c", &take], &directory).bounded(BOUND))
-}
-
 /// A program's slice is asked to leave by its daemon, a machine's part is moved by the cluster.
 fn gives_back(site: &mut Site<'_>) -> Result<()> {
     let free = free_at_home(site)?;
@@ -502,7 +483,8 @@ fn gives_back(site: &mut Site<'_>) -> Result<()> {
                 Ok(String::new())
             }
         })?;
-    let owner = has_room.then(|| ballast(site, 2048)).transpose()?;
+    let owner = has_room.then(|| ballast(&site.directory, 2048, BOUND));
+    let owner = owner.transpose()?;
     until("the slice has left", || lends(site, 0))?;
     let state = site.succeeds(&lender, "node lend")?;
     ensure!(state.contains("it would lend"), "{state}");
