@@ -32,7 +32,7 @@ pub const SOON: Duration = Duration::from_secs(60);
 /// One call of `weft`.
 const CALL: Duration = Duration::from_secs(40);
 
-/// What a host is to be.
+/// The settings of a host.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
     pub name: &'a str,
