@@ -51,7 +51,7 @@ const TAP: &str = "weft-tap";
 /// The one that waits for a whole node, node1.
 const LARGE: &str = "large";
 const LARGE_CPUS: u32 = 12;
-/// A request has the SHA-256 of so many bytes of zeros computed, on another vCPU than the server's.
+/// A request has the SHA-256 of this number of zero bytes computed, on another vCPU than the server's.
 const BLOCK_BYTES: u32 = 8 << 20;
 /// The first characters of the answer.
 const ANSWER: &str = "2daeb1f36095b44b318410b3f4e8b5d989dcc7bb023d1426c492dab0a3053e74";

@@ -81,7 +81,7 @@ impl Mover {
         self.move_part(from, to, order, meanwhile)
     }
 
-    /// Moves so many vCPUs; all or none.
+    /// Moves `count` vCPUs; all or none.
     fn move_vcpus(&self, from: &str, to: &str, count: u32) -> Result<(), String> {
         let node = |host: &str| {
             let node = self.nodes.get(host).copied();
