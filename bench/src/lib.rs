@@ -7,7 +7,8 @@
 //! - [`program`] runs a program natively or under `weft` and reads what it says.
 //! - [`raw`] is the baseline: sockets without Weft.
 //! - [`ping`] asks a guest for echoes while its machine moves, and draws what came back.
-//! - [`micro`], [`elastic`], [`vm`], [`cluster`] and [`placement`] are the benchmarks; [`results`] writes.
+//! - [`micro`], [`elastic`], [`vm`], [`cluster`] and [`placement`] are the benchmarks; [`results`]
+//!   writes.
 
 pub mod cluster;
 pub mod elastic;

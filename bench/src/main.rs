@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
+use weft_bench::cluster::drain::drain;
 use weft_bench::cluster::figure_14::figure_14;
 use weft_bench::elastic::{Network, elastic};
 use weft_bench::micro;
@@ -37,7 +38,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 34] = [
+const BENCHMARKS: [&str; 35] = [
     "latency",
     "unstretched",
     "throughput",
@@ -70,6 +71,7 @@ const BENCHMARKS: [&str; 34] = [
     "vm-smemv",
     "vm-ping",
     "vm-home",
+    "cluster-drain",
     "placement",
     "cluster-figure-14",
 ];
@@ -154,6 +156,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "vm-nodes-net" => web(place, &options.images(), repeat),
         "vm-nodes-nginx" => nginx(place, &options.images(), repeat),
         "vm-vcpu-move" => return vcpu_move(place, &options.images(), repeat),
+        "cluster-drain" => drain(place, &options.images(), repeat),
         "placement" => return placement(place, repeat),
         "cluster-figure-14" => figure_14(place, &options.images(), repeat),
         "vm-follow" => follow(place, &options.images(), repeat),

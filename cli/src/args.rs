@@ -251,6 +251,10 @@ pub enum NodeCommand {
         /// until nothing is there]
         #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
         wait: Option<Duration>,
+        /// Print how far it has come on standard output: a line of JSON at first, and whenever
+        /// something has left
+        #[arg(long)]
+        json: bool,
     },
     /// Have all work of the cluster leave a host that is expected to fail, and wait until it has
     ///
@@ -267,6 +271,10 @@ pub enum NodeCommand {
         /// until nothing is there]
         #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
         wait: Option<Duration>,
+        /// Print how far it has come on standard output: a line of JSON at first, and whenever
+        /// something has left
+        #[arg(long)]
+        json: bool,
     },
     /// Let new work of the cluster come to a host again
     Uncordon {

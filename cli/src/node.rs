@@ -15,7 +15,7 @@ use weft_node::size::format_bytes;
 use crate::args::NodeCommand;
 use crate::lend;
 use crate::table::{self, Align};
-use crate::work;
+use crate::work::{self, Waiting};
 
 /// Does what was asked.
 pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
@@ -52,8 +52,19 @@ pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
             lend::run(&request, wait, json)
         }
         NodeCommand::Cordon { host } => work::cordon(host),
-        NodeCommand::Drain { host, wait } => work::drain(host, wait),
-        NodeCommand::Evacuate { host, why, wait } => work::evacuate(host, &why, wait),
+        NodeCommand::Drain { host, wait, json } => {
+            let patience = wait;
+            work::drain(host, Waiting { patience, json })
+        }
+        NodeCommand::Evacuate {
+            host,
+            why,
+            wait,
+            json,
+        } => {
+            let patience = wait;
+            work::evacuate(host, &why, Waiting { patience, json })
+        }
         NodeCommand::Uncordon { host } => work::uncordon(host),
         NodeCommand::List { hosts, json } => list(&hosts, json),
     }

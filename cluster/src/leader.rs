@@ -6,7 +6,7 @@
 //! the term, and no two terms have the same.
 
 use crate::log::{LogKind, LogRecord};
-use crate::{Cluster, ClusterError, HOSTS, LEADER, TROUBLE, json, parse};
+use crate::{Cluster, ClusterError, HOSTS, LEADER, TROUBLE, json, parse, stir};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::time::Duration;
@@ -148,7 +148,8 @@ impl Term {
             Condition::Unchanged(key, entry.revision),
             Condition::Absent(trouble.clone()),
         ];
-        self.commit_logged(&conditions, vec![Change::put(trouble, why)], None)
+        let changes = vec![Change::put(trouble, why), stir()];
+        self.commit_logged(&conditions, changes, None)
     }
 
     /// Whether this host still decides.

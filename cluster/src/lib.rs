@@ -22,6 +22,8 @@
 //! | `weft/access/NAME` | [`AccessKey`]: the digest of a key for the API, with its role | an operator ends it |
 //! | `weft/leader` | [`Leader`] | the leader's lease ends |
 //! | `weft/log/N` | [`LogRecord`] | [`LOG_MAX`] more are written |
+//! | `weft/move-costs` | what moves cost here, as leaders have learned | for ever |
+//! | `weft/work/stirred` | nothing: members, or what operators want of them, have changed | for ever |
 //! | `weft/work/…` | what runs and what waits: see `work.rs` | |
 //!
 //! Invariants:
@@ -36,6 +38,7 @@
 
 mod access;
 mod bounds;
+mod costs;
 mod error;
 mod host;
 mod leader;
@@ -50,10 +53,11 @@ mod work;
 
 pub use access::{ACCESS_LIFE_MAX, AccessKey, AccessKeys, Role, seconds_now};
 pub use bounds::{CORES_MAX, PRIORITY_MAX, WORK_HOSTS_MAX};
+pub use costs::MoveRecord;
 pub use error::ClusterError;
 pub use host::{Cordon, HostRecord, HostReport, HostState, Member, is_shown};
 pub use leader::{Leader, Term};
-pub use leaving::Leaving;
+pub use leaving::{Departure, Leaving};
 pub use live::{Flow, Live, LiveHost, Onlooker};
 pub use log::{LOG_MAX, LogKind, LogRecord};
 pub use overview::{HostView, NextMove, Overview, RunView, WaitView};
@@ -82,6 +86,9 @@ const CORDONS: &str = "weft/cordon/";
 const TROUBLE: &str = "weft/trouble/";
 const HANDS_OFF: &str = "weft/hands-off";
 const POLICY: &str = "weft/policy";
+/// Written with each change that those who wait for changes of work have to know, and that is
+/// elsewhere. A store watches one prefix at a time.
+const STIRRED: &str = "weft/work/stirred";
 
 /// All that a leader decides by, as it is in the store.
 #[derive(Clone, Debug, Default)]
@@ -93,6 +100,8 @@ pub struct ClusterState {
     pub hands_off: bool,
     /// How hosts are chosen, if an operator said so.
     pub policy: Option<String>,
+    /// What moves cost, once some were seen.
+    pub costs: Option<MoveRecord>,
 }
 
 /// The layout of the keys above.
@@ -243,7 +252,7 @@ impl Cluster {
         let mut conditions = vec![Condition::Unchanged(token_key.clone(), entry.revision)];
         conditions.extend(record.keys().map(Condition::Absent));
         let last = Change::put(LAST_NUMBER, record.number.to_string());
-        let mut changes = vec![Change::delete(&token_key), last];
+        let mut changes = vec![Change::delete(&token_key), last, stir()];
         changes.extend(record.entries());
         match self.store.commit(&conditions, &changes) {
             Ok(Committed::Done(_)) => return Ok(true),
@@ -278,6 +287,7 @@ impl Cluster {
             let of_host = entries.filter(|entry| entry.value == name.as_bytes());
             changes.extend(of_host.map(|entry| Change::delete(entry.key)));
         }
+        changes.push(stir());
         self.change_member(name, key, &changes)
     }
 
@@ -337,8 +347,9 @@ impl Cluster {
             true => vec![
                 Change::delete(key),
                 Change::delete(format!("{TROUBLE}{name}")),
+                stir(),
             ],
-            false => vec![Change::put(key, json(&cordon))],
+            false => vec![Change::put(key, json(&cordon)), stir()],
         };
         self.change_member(name, None, &changes)
     }
@@ -348,7 +359,7 @@ impl Cluster {
     pub fn evacuate(&self, name: &str, why: &str) -> Result<(), ClusterError> {
         let why = host::check_trouble(why)?;
         let change = Change::put(format!("{TROUBLE}{name}"), why.as_bytes());
-        self.change_member(name, None, &[change])
+        self.change_member(name, None, &[change, stir()])
     }
 
     /// Changes something that belongs to a member. With `key`, only if the member has that
@@ -385,6 +396,7 @@ impl Cluster {
             quotas: self.quotas()?,
             hands_off: self.hands_off()?,
             policy: self.policy()?,
+            costs: self.move_costs()?,
         })
     }
 
@@ -398,7 +410,7 @@ impl Cluster {
             true => Change::put(HANDS_OFF, ""),
             false => Change::delete(HANDS_OFF),
         };
-        self.store.commit(&[], &[change])?;
+        self.store.commit(&[], &[change, stir()])?;
         Ok(())
     }
 
@@ -412,7 +424,8 @@ impl Cluster {
     /// Has hosts be chosen by this policy from now on.
     pub fn set_policy(&self, name: &str) -> Result<(), ClusterError> {
         weft_place::policy_by_name(name)?;
-        self.store.commit(&[], &[Change::put(POLICY, name)])?;
+        let changes = [Change::put(POLICY, name), stir()];
+        self.store.commit(&[], &changes)?;
         Ok(())
     }
 
@@ -449,16 +462,25 @@ impl Cluster {
         self.change_member(name, Some(key), &[change])
     }
 
-    /// Waits until a member comes, goes or changes after `after`, or `wait` is over. The
-    /// revision to wait from next is the answer.
+    /// Waits until a member comes or goes, or an operator wants something else of one, after
+    /// `after`, or `wait` is over. The revision to wait from next is the answer.
     pub fn wait_for_change(&self, after: u64, wait: Duration) -> Result<u64, ClusterError> {
-        match self.store.watch(HOSTS, after, wait) {
+        self.wait_below(STIRRED, after, wait)
+    }
+
+    /// The same of any keys.
+    fn wait_below(&self, prefix: &str, after: u64, wait: Duration) -> Result<u64, ClusterError> {
+        match self.store.watch(prefix, after, wait) {
             Ok(updates) => Ok(updates.last().map_or(after, |update| update.revision)),
             // Too much has changed: all must be read again.
-            Err(StoreError::Compacted { .. }) => Ok(self.store.read(HOSTS)?.revision),
+            Err(StoreError::Compacted { .. }) => Ok(self.store.read(prefix)?.revision),
             Err(error) => Err(error.into()),
         }
     }
+}
+
+fn stir() -> Change {
+    Change::put(STIRRED, "")
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {

@@ -5,6 +5,7 @@
 //! [`Planner::update`] sees that the store does not have it.
 
 use crate::ClusterState;
+use crate::costs::{self, MoveRecord};
 use crate::host::{HostState, Member};
 use crate::log::LogKind;
 use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
@@ -43,6 +44,8 @@ pub enum Plan {
     Stuck { host: String, why: String },
     /// Have the store know that a host is expected to fail, and why: a phrase.
     Failing { host: String, why: String },
+    /// Have the store know what moves cost here.
+    Learned { record: MoveRecord },
     /// Nothing but a sentence for the log.
     Note { kind: LogKind, what: String },
 }
@@ -180,6 +183,9 @@ impl Default for Planner {
             refuse_larger: false,
             // No agent can split a part.
             split_parts: false,
+            // Two moves of a host share its link and its processors: they take as long as one
+            // after the other, and their guests stand for longer.
+            moves_of_host_max: 1,
             ..Limits::default()
         };
         Planner {
@@ -236,6 +242,9 @@ impl Planner {
     pub fn update(&mut self, now: Duration, state: &ClusterState) -> Vec<Plan> {
         let work = &state.work;
         self.follow(state.policy.as_deref().unwrap_or(POLICY_DEFAULT));
+        if let (false, Some(known)) = (self.has_seen, &state.costs) {
+            self.scheduler.set_move_costs(known.costs());
+        }
         let moves_max = Limits::default().moves_max;
         self.scheduler
             .set_moves_max(if state.hands_off { 0 } else { moves_max });
@@ -251,6 +260,8 @@ impl Planner {
         self.step(now, Event::Passed, &mut decisions);
         self.has_seen = true;
         plans.append(&mut self.failing);
+        let learned = self.scheduler.costs().moves;
+        plans.extend(costs::news(&learned, state.costs.as_ref()));
         let notes = std::mem::take(&mut self.notes).into_iter();
         plans.extend(notes.map(|(kind, what)| Plan::Note { kind, what }));
         for decision in &decisions {
@@ -402,20 +413,20 @@ impl Planner {
                 (Some(moving), None) => {
                     let after = aggregate.placement.after(&moving.transfers);
                     let is_done = self.placement(&placed.parts).as_ref() == Some(&after);
+                    let at_once = costs::at_once(self.inventory(), moving);
                     // An earlier leader may have ordered it.
                     let began = self.ordered.remove(&id);
                     let took = now.saturating_sub(began.unwrap_or(now));
                     let result = match is_done {
-                        true => MoveResult::Done { took },
+                        true => MoveResult::Done {
+                            took: took / at_once,
+                        },
                         false => MoveResult::Failed,
                     };
                     let name = &placed.request.name;
-                    let within = match began {
-                        Some(_) => format!(" within {:.1} s", took.as_secs_f64()),
-                        None => String::new(),
-                    };
+                    let how = placed.how_it_moved(began.map(|_| took));
                     let note = match is_done {
-                        true => Some((LogKind::Moved, format!("{name} has moved{within}."))),
+                        true => Some((LogKind::Moved, format!("{name} has moved{how}."))),
                         false => placed.move_state().map(|said| (LogKind::Fail, said)),
                     };
                     plans.extend(note.map(|(kind, what)| Plan::Note { kind, what }));

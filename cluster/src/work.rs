@@ -19,7 +19,7 @@
 use crate::bounds::{CORES_MAX, MEMORY_MIB_MAX, PRIORITY_MAX, WORK_HOSTS_MAX};
 use crate::host::check_name;
 use crate::log::LogKind;
-use crate::{Cluster, ClusterError, Term, json};
+use crate::{Cluster, ClusterError, STIRRED, Term, json};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -149,12 +149,15 @@ pub struct Placed {
     /// Why the last order was not carried out, or given.
     #[serde(default)]
     pub failure: Option<String>,
+    /// How long no vCPU of it stood longer in its last move, in microseconds.
+    #[serde(default)]
+    pub stood_us: Option<u64>,
     /// A move that an operator wants, until the leader has answered.
     #[serde(default)]
     pub wish: Option<MoveWish>,
     /// The revision of this record.
     #[serde(skip)]
-    revision: u64,
+    pub(crate) revision: u64,
 }
 
 /// A move of an aggregate.
@@ -180,6 +183,22 @@ pub struct MoveWish {
 }
 
 impl Placed {
+    /// From which its changes are waited for ([`Cluster::wait_for_placed`]).
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// How its last move went, after "it has moved": what it took, where that is known, and how
+    /// long its vCPUs stood.
+    pub(crate) fn how_it_moved(&self, took: Option<Duration>) -> String {
+        let took = took.map(|took| format!(" within {:.1} s", took.as_secs_f64()));
+        let stood = self.stood_us.map(|us| {
+            let ms = us as f64 / 1e3;
+            format!("; no vCPU stood for more than {ms:.1} ms")
+        });
+        took.unwrap_or_default() + &stood.unwrap_or_default()
+    }
+
     /// Its open move, or why the last one failed: a sentence.
     pub fn move_state(&self) -> Option<String> {
         let failed = || {
@@ -268,6 +287,9 @@ impl Work {
             revision,
             lease,
         } = entry;
+        if key == STIRRED {
+            return;
+        }
         let taken = if let Some(name) = key.strip_prefix(ASKED) {
             read(value)
                 .filter(|request: &WorkRequest| request.is_sound() && request.name == name)
@@ -482,11 +504,12 @@ impl Cluster {
     }
 
     /// An agent has carried the order of `placed` out, or could not. What was carried out counts
-    /// also if the leader has taken the order back meanwhile; else that changes nothing.
+    /// also if the leader has taken the order back meanwhile; else that changes nothing. The
+    /// outcome has how long no vCPU stood longer, if that is known.
     pub fn order_ended(
         &self,
         placed: &Placed,
-        outcome: Result<(), String>,
+        outcome: Result<Option<Duration>, String>,
     ) -> Result<(), ClusterError> {
         let name = &placed.request.name;
         for _ in 0..ORDER_TRIES {
@@ -495,7 +518,8 @@ impl Cluster {
             };
             let is_open = now.order.is_some() && now.orders == placed.orders;
             match (&placed.order, &outcome) {
-                (Some(order), Ok(())) if now.parts != order.parts => {
+                (Some(order), Ok(stood)) if now.parts != order.parts => {
+                    now.stood_us = stood.map(|stood| stood.as_micros() as u64);
                     (now.parts, now.why) = (order.parts.clone(), order.why.clone());
                     now.failure = None;
                 }
@@ -528,8 +552,20 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until something of [`Cluster::work`] changes after `after`, or `wait` is over.
-    /// `true`: something has.
+    /// Waits until what is placed under a name changes after `after`, or `wait` is over. The
+    /// revision to wait from next is the answer.
+    pub fn wait_for_placed(
+        &self,
+        name: &str,
+        after: u64,
+        wait: Duration,
+    ) -> Result<u64, ClusterError> {
+        // A longer name that begins with this one wakes its caller for nothing.
+        self.wait_below(&format!("{PLACED}{name}"), after, wait)
+    }
+
+    /// Waits until something of [`Cluster::work`], members, or what operators want of them
+    /// changes after `after`, or `wait` is over. `true`: something has.
     pub fn wait_for_work(&self, after: u64, wait: Duration) -> Result<bool, ClusterError> {
         match self.store.watch(WORK, after, wait) {
             Ok(updates) => Ok(!updates.is_empty()),
@@ -558,6 +594,7 @@ impl Term {
             orders: 0,
             wish: None,
             failure: None,
+            stood_us: None,
             revision: 0,
         };
         let key = format!("{ASKED}{name}");

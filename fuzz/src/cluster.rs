@@ -183,6 +183,7 @@ pub fn state(input: &[u8]) {
                 Plan::Failing { host, why } => term.failing(&host, &why),
                 Plan::RefuseWish { placed, why } => term.refuse_wish(&placed, &why),
                 Plan::Stuck { why, .. } => term.note(LogKind::Fail, why),
+                Plan::Learned { record } => term.learned(&record),
                 Plan::Note { kind, what } => term.note(kind, what),
             };
         }
@@ -194,7 +195,7 @@ pub fn state(input: &[u8]) {
             .values()
             .filter(|placed| placed.order.is_some())
         {
-            let _ = cluster.order_ended(placed, Ok(()));
+            let _ = cluster.order_ended(placed, Ok(None));
         }
     }
 }

@@ -24,7 +24,14 @@ pub struct MoveCosts {
     /// From the decision to the first byte.
     pub start: Duration,
     pub mib_per_s: f64,
+    /// The moves from which both were learned.
+    pub seen: u32,
 }
+
+/// The newest move counts for one of so many, once there were more.
+const NEWEST_COUNTS: u32 = 4;
+/// A single move, however long it took, changes a prediction by this factor at most.
+const RATIO_MAX: f64 = 16.0;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
@@ -46,6 +53,7 @@ impl Default for Costs {
             moves: MoveCosts {
                 start: Duration::from_millis(100),
                 mib_per_s: 830.0,
+                seen: 0,
             },
             payback: Duration::from_secs(600),
         }
@@ -90,13 +98,20 @@ impl Costs {
         self.moves.start + Duration::from_secs_f64(seconds)
     }
 
-    /// What a move took, so that the next prediction is nearer: the rate goes a quarter of
-    /// the way to the measured one.
+    /// What a move took, so that the next prediction is nearer: all the way to the first one, half
+    /// of the way to the second, and a quarter of it from the fourth on. A single time does not
+    /// tell what was the start and what the rate, so both change by the same factor.
     pub fn learn(&mut self, moving: &Move, took: Duration) {
-        let copying = took.saturating_sub(self.moves.start).as_secs_f64();
-        if copying > 0.0 && moving.memory_mib() > 0 {
-            let measured = moving.memory_mib() as f64 / copying;
-            self.moves.mib_per_s += (measured - self.moves.mib_per_s) / 4.0;
+        let predicted = self.move_time(moving).as_secs_f64();
+        let ratio = took.as_secs_f64() / predicted;
+        if !ratio.is_finite() || ratio <= 0.0 {
+            return;
         }
+        let moves = &mut self.moves;
+        moves.seen = moves.seen.saturating_add(1);
+        let way = 1.0 / f64::from(moves.seen.min(NEWEST_COUNTS));
+        let factor = 1.0 + way * (ratio.clamp(1.0 / RATIO_MAX, RATIO_MAX) - 1.0);
+        moves.start = moves.start.mul_f64(factor);
+        moves.mib_per_s /= factor;
     }
 }

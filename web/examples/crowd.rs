@@ -171,6 +171,7 @@ impl Crowd {
                 Plan::Failing { host, why } => self.term.failing(&host, &why),
                 Plan::RefuseWish { placed, why } => self.term.refuse_wish(&placed, &why),
                 Plan::Stuck { .. } => Ok(true),
+                Plan::Learned { record } => self.term.learned(&record),
                 Plan::Note { kind, what } => self.term.note(kind, what),
             };
         }
@@ -180,7 +181,7 @@ impl Crowd {
             .values()
             .filter(|placed| placed.order.is_some())
         {
-            let _ = self.cluster.order_ended(placed, Ok(()));
+            let _ = self.cluster.order_ended(placed, Ok(None));
         }
     }
 

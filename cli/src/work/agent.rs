@@ -17,6 +17,7 @@ use weft_node::member::Membership;
 use weft_node::said::plain;
 use weft_store::{LeaseId, StoreError};
 
+use super::bell::{Bell, Woken};
 use super::gauge::{self, Gauge};
 use super::mover::{Mover, Spread};
 use super::{Instructions, Reply};
@@ -26,6 +27,8 @@ const TURN: Duration = ALIVE_LEASE.checked_div(5).expect("not by zero");
 /// How often an agent looks at a move that is under way.
 const MOVE_LOOK: Duration = Duration::from_secs(1);
 const CALLED_OFF: &str = "an operator called it off";
+/// How often a program is asked which hosts it has left. That costs the store nothing.
+const PEEK: Duration = Duration::from_millis(250);
 /// Nobody decides in a cluster for longer than this only if no daemon runs.
 const NO_LEADER: Duration = Duration::from_secs(20);
 /// For so long an agent tries to tell a store that does not answer that its work has ended. The
@@ -50,7 +53,11 @@ pub fn run() -> anyhow::Result<ExitCode> {
         .context("this command is for `weft run --cluster` and `weft vm start --cluster`")?;
     let _shown = mark::show(&instructions.request.mark, "agent").context("cannot make a socket")?;
     let (reply, agent) = match Agent::ask(instructions, launcher) {
-        Ok((agent, Placed { parts, why, .. })) => (Reply::Placed { parts, why }, Some(agent)),
+        Ok((agent, placed)) => {
+            let revision = placed.revision();
+            let Placed { parts, why, .. } = placed;
+            (Reply::Placed { parts, why }, Some((agent, revision)))
+        }
         Err(error) => (Reply::Failed(format!("{error:#}")), None),
     };
     let mut text = serde_json::to_vec(&reply)?;
@@ -58,11 +65,11 @@ pub fn run() -> anyhow::Result<ExitCode> {
     // A launcher that has ended reads nothing, and is seen to have ended.
     let _ = io::stdout().lock().write_all(&text);
     let _ = io::stdout().lock().flush();
-    let Some(mut agent) = agent else {
+    let Some((mut agent, revision)) = agent else {
         return Ok(ExitCode::FAILURE);
     };
     leave_terminal().context("cannot leave the terminal")?;
-    agent.wait_for_end();
+    agent.wait_for_end(revision);
     agent.say_goodbye();
     Ok(ExitCode::SUCCESS)
 }
@@ -100,6 +107,8 @@ struct Agent {
     request: WorkRequest,
     id: u64,
     mover: Option<Mover>,
+    /// The hosts that a program has left, as the cluster knows.
+    left: Vec<String>,
     gauge: Gauge,
     /// The process at the other end of the pipes.
     launcher: u32,
@@ -123,6 +132,7 @@ impl Agent {
             id: asked?,
             request,
             mover: None,
+            left: Vec::new(),
             gauge: Gauge::default(),
             launcher,
         };
@@ -238,27 +248,43 @@ impl Agent {
         }
     }
 
-    fn wait_for_end(&mut self) {
-        while !launcher_ended(TURN) {
-            // The next turn tries again. What runs needs no store.
-            let _ = self
-                .renew()
-                .and_then(|()| self.carry_out())
-                .and_then(|()| self.tell_left())
-                .and_then(|()| self.tell_live());
+    /// `revision`: of the record of what was placed.
+    fn wait_for_end(&mut self, revision: u64) {
+        let bell = Bell::new(self.cluster.clone(), &self.request.name, revision);
+        let wait = match self.mover {
+            Some(_) => TURN,
+            None => PEEK,
+        };
+        let mut turned = Instant::now();
+        loop {
+            // What fails is tried again in the next turn. What runs needs no store.
+            let _ = match bell.wait(wait) {
+                Woken::Ended => return,
+                Woken::Rung => self.carry_out(),
+                Woken::Passed => self.tell_left(),
+            };
+            if turned.elapsed() >= TURN {
+                turned = Instant::now();
+                let _ = self
+                    .renew()
+                    .and_then(|()| self.carry_out())
+                    .and_then(|()| self.tell_live());
+            }
         }
     }
 
     /// Says which hosts a program has left since it was placed.
-    fn tell_left(&self) -> Result<(), ClusterError> {
+    fn tell_left(&mut self) -> Result<(), ClusterError> {
         if self.mover.is_some() {
             return Ok(());
         }
         let hosts = gauge::left_hosts(self.launcher);
-        if !hosts.is_empty() {
+        if hosts.iter().any(|host| !self.left.contains(host)) {
+            let (name, id) = (&self.request.name, self.id);
             // If another change came first, the next turn says it again.
-            self.cluster
-                .parts_left(&self.request.name, self.id, &hosts)?;
+            if self.cluster.parts_left(name, id, &hosts)? {
+                self.left = hosts;
+            }
         }
         Ok(())
     }
@@ -306,7 +332,7 @@ impl Agent {
         };
         self.mover = mover;
         // What happened has to be known: the room of both sides is taken until then.
-        while let Err(error) = self.cluster.order_ended(&placed, outcome.clone()) {
+        while let Err(error) = self.cluster.order_ended(&placed, outcome.clone().map(Some)) {
             if launcher_ended(TURN) {
                 return Err(error);
             }
@@ -322,7 +348,7 @@ impl Agent {
         mover: &mut Mover,
         parts: &[WorkPart],
         order: &MoveOrder,
-    ) -> Result<(), String> {
+    ) -> Result<Duration, String> {
         let spread = mover.spread();
         let (mut renewed, mut looked) = (Instant::now(), Instant::now());
         let mut called_off = false;

@@ -1,15 +1,19 @@
 //! `weft node cordon`, `drain`, `evacuate` and `uncordon`, and `weft cluster hands-off` and `policy`.
 
+use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use weft_cluster::{
-    Cluster, ClusterState, Cordon, Leaving, MoveWish, POLICY_DEFAULT, Placed, Plan, Planner,
+    Cluster, ClusterState, Cordon, Departure, Leaving, MoveRecord, MoveWish, POLICY_DEFAULT,
+    Placed, Plan, Planner, Work,
 };
 use weft_node::member::Membership;
 use weft_node::said::plain;
 
-/// How often a drain is looked at.
+/// How often a drain is looked at if nothing changes.
 const TURN: Duration = Duration::from_secs(2);
 
 /// The host, or this one.
@@ -47,28 +51,50 @@ pub fn uncordon(host: Option<String>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Has everything leave a host, and waits until nothing is there, for `patience` at most.
-pub fn drain(host: Option<String>, patience: Option<Duration>) -> anyhow::Result<ExitCode> {
+/// How a drain is waited for.
+#[derive(Clone, Copy)]
+pub struct Waiting {
+    /// For so long at most.
+    pub patience: Option<Duration>,
+    /// Standard output gets a line for each [`Progress`].
+    pub json: bool,
+}
+
+/// How far a drain has come.
+#[derive(Serialize)]
+struct Progress {
+    host: String,
+    /// Parts that have left, or ended.
+    left: usize,
+    of: usize,
+    /// How long the rest takes by what is known now.
+    about_s: f64,
+    /// What can leave and has not.
+    leaves: Vec<String>,
+    /// What stays until it ends.
+    stays: Vec<String>,
+}
+
+/// Has everything leave a host, and waits until nothing is there.
+pub fn drain(host: Option<String>, waiting: Waiting) -> anyhow::Result<ExitCode> {
     let (cluster, host) = host_or_own(host)?;
     let cordon = Cordon {
         cordoned: true,
         draining: true,
     };
+    let before = Before::of(&cluster)?;
     cluster.cordon(&host, cordon)?;
     eprintln!(
         "weft: {host} is drained, also if you end this command: `weft node uncordon {host}` \
          calls it off"
     );
-    until_left(&cluster, &host, patience)
+    until_left(&cluster, &host, before, waiting)
 }
 
 /// Has everything leave a host that is expected to fail, and waits as [`drain`] does.
-pub fn evacuate(
-    host: Option<String>,
-    why: &str,
-    patience: Option<Duration>,
-) -> anyhow::Result<ExitCode> {
+pub fn evacuate(host: Option<String>, why: &str, waiting: Waiting) -> anyhow::Result<ExitCode> {
     let (cluster, host) = host_or_own(host)?;
+    let before = Before::of(&cluster)?;
     cluster.evacuate(&host, why)?;
     if cluster.hands_off()? {
         eprintln!(
@@ -81,41 +107,83 @@ pub fn evacuate(
         "weft: {host} is left, also if you end this command: `weft node uncordon {host}` calls \
          it off"
     );
-    until_left(&cluster, &host, patience)
+    until_left(&cluster, &host, before, waiting)
+}
+
+/// What a forecast is made from. It is read before anything begins to move: what is said at once
+/// does not wait for processors that then have work.
+struct Before {
+    work: Work,
+    costs: Option<MoveRecord>,
+}
+
+impl Before {
+    fn of(cluster: &Cluster) -> anyhow::Result<Before> {
+        Ok(Before {
+            costs: cluster.move_costs()?,
+            work: cluster.work()?,
+        })
+    }
 }
 
 /// Says what leaves a host, and waits until nothing of the cluster is there.
 fn until_left(
     cluster: &Cluster,
     host: &str,
-    patience: Option<Duration>,
+    before: Before,
+    waiting: Waiting,
 ) -> anyhow::Result<ExitCode> {
-    forecast(&Leaving::of(&cluster.work()?, host), patience);
     let begun = Instant::now();
-    let mut told = Vec::new();
+    let left_of = |patience: Duration| patience.saturating_sub(begun.elapsed());
+    let Before { mut work, costs } = before;
+    let mut departure = Departure::begin(&work, costs.as_ref(), host);
+    forecast(&Leaving::of(&work, costs.as_ref(), host), waiting.patience);
+    let (mut is_news, mut looked) = (true, begun);
+    let mut told = BTreeSet::new();
     loop {
-        let (left, said) = left_on(cluster, host)?;
-        if left.is_empty() {
+        let gone = departure.update(&work, begun.elapsed());
+        let leaving = Leaving::of(&work, costs.as_ref(), host);
+        if !gone.is_empty() {
+            let patience = waiting.patience.map(left_of);
+            say_progress(&departure, &gone, patience, begun.elapsed());
+        }
+        if is_news || !gone.is_empty() {
+            report(waiting, host, &departure, &leaving, begun.elapsed());
+        }
+        if leaving.moves.is_empty() && leaving.stays.is_empty() {
             eprintln!("weft: nothing of the cluster is on {host} any more");
             return Ok(ExitCode::SUCCESS);
         }
-        if said != told {
-            for line in &said {
-                eprintln!("weft: {}", plain(line));
-            }
-            told = said;
-        }
-        if patience.is_some_and(|patience| begun.elapsed() >= patience) {
+        say_new(&mut told, moves(&work, host));
+        let wait = waiting
+            .patience
+            .map_or(TURN, |patience| left_of(patience).min(TURN));
+        if wait.is_zero() {
             eprintln!(
                 "weft: still on {host} after {} s: {}",
                 begun.elapsed().as_secs(),
-                left.join(", ")
+                [leaving.moves, leaving.stays].concat().join(", ")
             );
             return Ok(ExitCode::FAILURE);
         }
-        std::thread::sleep(patience.map_or(TURN, |patience| {
-            TURN.min(patience.saturating_sub(begun.elapsed()))
-        }));
+        is_news = false;
+        cluster.wait_for_work(work.revision, wait)?;
+        // That takes the whole state, and what leaves at once need not be known to be stuck.
+        if looked.elapsed() >= TURN {
+            looked = Instant::now();
+            say_new(&mut told, stuck(cluster, host)?);
+        }
+        work = cluster.work()?;
+    }
+}
+
+/// Says each line once.
+fn say_new(told: &mut BTreeSet<String>, lines: Vec<String>) {
+    for line in lines {
+        if !told.contains(&line) {
+            eprintln!("weft: {}", plain(&line));
+            told.insert(line);
+        }
     }
 }
 
@@ -128,40 +196,80 @@ fn forecast(leaving: &Leaving, patience: Option<Duration>) {
         );
     }
     if !leaving.moves.is_empty() {
-        let takes = leaving.takes.as_secs_f64();
-        let late = match patience {
-            Some(patience) if patience < leaving.takes => {
-                ", longer than this command waits: it goes on in the cluster"
-            }
-            _ => "",
-        };
         eprintln!(
-            "weft: leaves within about {takes:.1} s if there is room{late}: {}",
+            "weft: leaves within about {:.1} s if there is room{}: {}",
+            leaving.takes.as_secs_f64(),
+            late(leaving.takes, patience),
             leaving.moves.join(", ")
         );
     }
 }
 
-/// The names of the aggregates with a part on a host, and the state of their moves.
-fn left_on(cluster: &Cluster, host: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+/// What is said of a drain that takes longer than the caller waits.
+fn late(takes: Duration, patience: Option<Duration>) -> &'static str {
+    match patience {
+        Some(patience) if patience < takes => {
+            ", longer than this command waits: it goes on in the cluster"
+        }
+        _ => "",
+    }
+}
+
+/// Says what has left, and how long the rest takes.
+fn say_progress(departure: &Departure, gone: &[String], patience: Option<Duration>, now: Duration) {
+    let (left, of) = departure.progress();
+    let gone = gone.join(", ");
+    let takes = departure.remaining(now);
+    if left == of {
+        eprintln!("weft: {gone} has left ({left} of {of})");
+        return;
+    }
+    eprintln!(
+        "weft: {gone} has left ({left} of {of}), about {:.1} s more{}",
+        takes.as_secs_f64(),
+        late(takes, patience)
+    );
+}
+
+fn report(waiting: Waiting, host: &str, departure: &Departure, leaving: &Leaving, now: Duration) {
+    if !waiting.json {
+        return;
+    }
+    let (left, of) = departure.progress();
+    let progress = Progress {
+        host: host.to_owned(),
+        left,
+        of,
+        about_s: departure.remaining(now).as_secs_f64(),
+        leaves: leaving.moves.clone(),
+        stays: leaving.stays.clone(),
+    };
+    // Plain data, and a reader that has gone reads nothing.
+    if let Ok(line) = serde_json::to_string(&progress) {
+        let _ = writeln!(std::io::stdout(), "{line}");
+    }
+}
+
+/// The state of the moves of what has a part on a host.
+fn moves(work: &Work, host: &str) -> Vec<String> {
+    let placed = work.placed.values();
+    let here = placed.filter(|placed| placed.parts.iter().any(|part| part.host == host));
+    here.filter_map(Placed::move_state).collect()
+}
+
+/// Why some of what is on a host does not leave it.
+fn stuck(cluster: &Cluster, host: &str) -> anyhow::Result<Vec<String>> {
+    // What leaves a drained host leaves it with hands off, too.
     let state = ClusterState {
         hands_off: false,
         ..cluster.state()?
     };
-    let work = &state.work;
-    let here = |placed: &&Placed| placed.parts.iter().any(|part| part.host == host);
-    let left: Vec<&Placed> = work.placed.values().filter(here).collect();
-    let names = left.iter().map(|placed| placed.request.name.clone());
-    let moves = left.iter().filter_map(|placed| placed.move_state());
-    let mut said: Vec<String> = moves.collect();
-    for plan in Planner::default().update(Duration::ZERO, &state) {
-        if let Plan::Stuck { host: at, why } = plan
-            && at == host
-        {
-            said.push(why);
-        }
-    }
-    Ok((names.collect(), said))
+    let plans = Planner::default().update(Duration::ZERO, &state);
+    let here = plans.into_iter().filter_map(|plan| match plan {
+        Plan::Stuck { host: at, why } if at == host => Some(why),
+        _ => None,
+    });
+    Ok(here.collect())
 }
 
 /// Calls the open move of a machine off, and waits until it is over.

@@ -6,13 +6,16 @@
 
 pub mod agent;
 mod args;
+mod bell;
 mod drain;
 mod gauge;
 mod mover;
 mod plan;
 
 pub use args::PlaceArgs;
-pub use drain::{call_off, cordon, drain, evacuate, hands_off, move_part, policy, uncordon};
+pub use drain::{
+    Waiting, call_off, cordon, drain, evacuate, hands_off, move_part, policy, uncordon,
+};
 pub use plan::{forget, show, show_trial};
 
 use std::io::{BufRead, BufReader, Write};

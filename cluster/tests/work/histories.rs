@@ -113,7 +113,7 @@ impl Site {
             return;
         }
         let placed = ordered[n % ordered.len()];
-        let outcome = if done { Ok(()) } else { Err("no".into()) };
+        let outcome = if done { Ok(None) } else { Err("no".into()) };
         self.cluster.order_ended(placed, outcome.clone()).unwrap();
         // Said twice, or of an order of the past: nothing happens.
         self.cluster.order_ended(placed, outcome).unwrap();

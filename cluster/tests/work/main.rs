@@ -120,6 +120,7 @@ impl Leader {
                 Plan::Failing { host, why } => self.term.failing(&host, &why)?,
                 Plan::RefuseWish { placed, why } => self.term.refuse_wish(&placed, &why)?,
                 Plan::Stuck { why, .. } => self.term.note(LogKind::Fail, why)?,
+                Plan::Learned { record } => self.term.learned(&record)?,
                 Plan::Note { kind, what } => self.term.note(kind, what)?,
             };
         }
@@ -312,7 +313,7 @@ fn a_machine_is_pulled_together_and_drained_by_orders() {
     cluster.end_lease(leader.lease).unwrap();
     let mut leader = Leader::new(&cluster, "beta", "fragbff-fewest-hosts").unwrap();
     assert_eq!(turn(&mut leader, 1)["web"].order, web.order);
-    cluster.order_ended(&web, Ok(())).unwrap();
+    cluster.order_ended(&web, Ok(None)).unwrap();
     let web = turn(&mut leader, 2)["web"].clone();
     assert_eq!((hosts(&web.parts), web.order), (hosts(&order.parts), None));
     drain("gamma", false);
@@ -334,7 +335,7 @@ fn a_machine_is_pulled_together_and_drained_by_orders() {
     // It was only silent, and had carried the order out: that counts.
     let mut late = web;
     late.order = Some(order);
-    cluster.order_ended(&late, Ok(())).unwrap();
+    cluster.order_ended(&late, Ok(None)).unwrap();
     let web = turn(&mut leader, 304)["web"].clone();
     assert_eq!(
         (hosts(&web.parts), web.failure),
@@ -441,13 +442,13 @@ fn what_leaves_a_host_and_what_stays_is_known_before() {
     leader.commit(plans).unwrap();
     let work = cluster.work().unwrap();
     assert_eq!(work.placed["wide"].parts.len(), 2);
-    let of_alpha = Leaving::of(&work, "alpha");
+    let of_alpha = Leaving::of(&work, None, "alpha");
     assert_eq!(
         (&of_alpha.moves[..], &of_alpha.stays[..]),
         (&[][..], &["wide".to_owned()][..])
     );
     assert_eq!(of_alpha.takes, Duration::ZERO);
-    let of_beta = Leaving::of(&work, "beta");
+    let of_beta = Leaving::of(&work, None, "beta");
     assert_eq!(
         (&of_beta.moves[..], &of_beta.stays[..]),
         (&["wide".to_owned()][..], &["program".to_owned()][..])
@@ -459,7 +460,7 @@ fn what_leaves_a_host_and_what_stays_is_known_before() {
         (of_beta.takes.as_secs_f64() - expected).abs() < 0.01,
         "{of_beta:?}"
     );
-    assert_eq!(Leaving::of(&work, "gamma"), Leaving::default());
+    assert_eq!(Leaving::of(&work, None, "gamma"), Leaving::default());
 }
 
 /// Three hosts that live, and `wide` on two of them.
@@ -578,7 +579,7 @@ fn a_part_moves_where_an_operator_wants_it() {
     leader.commit(plans).unwrap();
     let ordered = placed();
     assert_eq!((&ordered.wish, &ordered.failure), (&None, &None));
-    cluster.order_ended(&ordered, Ok(())).unwrap();
+    cluster.order_ended(&ordered, Ok(None)).unwrap();
     assert_eq!(placed().parts[1].host, there);
     // A host that leaves meanwhile is no destination.
     wish(None, &here).unwrap();

@@ -217,6 +217,10 @@ impl Candidate {
             }
             Plan::RefuseWish { placed, why } => (term.refuse_wish(&placed, &why)?, why),
             Plan::Stuck { why, .. } => (term.note(LogKind::Fail, why.clone())?, why),
+            Plan::Learned { record } => {
+                term.learned(&record)?;
+                return Ok(());
+            }
             Plan::Note { kind, what } => (term.note(kind, what.clone())?, what),
         };
         if done {

@@ -2,6 +2,7 @@
 //! all of it is known.
 
 use super::Scheduler;
+use crate::costs::MoveCosts;
 use crate::host::HostId;
 use crate::inventory::InventoryError;
 use crate::placement::{Move, Placement, Transfer};
@@ -20,6 +21,11 @@ pub struct Adopted {
 }
 
 impl Scheduler {
+    /// What moves cost, as an earlier scheduler has learned.
+    pub fn set_move_costs(&mut self, moves: MoveCosts) {
+        self.costs.moves = moves;
+    }
+
     /// All of them, or none with an error.
     pub(super) fn adopt_all(
         &mut self,

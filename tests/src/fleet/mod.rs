@@ -13,6 +13,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -161,6 +162,26 @@ impl<'a> Fleet<'a> {
             .join(format!("run-{}", self.hosts[host].name))
     }
 
+    /// `weft` with these words on a host, for a caller that reads what it says itself.
+    pub fn command(&self, host: usize, words: &[String]) -> Command {
+        let mut all = self.star.prefix(host).into_iter();
+        // The prefix is not empty: without one it would run on the test's own host.
+        let mut command = Command::new(all.next().unwrap_or_default());
+        command
+            .args(all)
+            .arg(&self.context.weft)
+            .args(words)
+            .envs(self.environment(host));
+        command
+    }
+
+    fn environment(&self, host: usize) -> [(OsString, OsString); 2] {
+        [
+            self.hosts[host].identity.environment(),
+            ("XDG_RUNTIME_DIR".into(), self.run_directory(host).into()),
+        ]
+    }
+
     /// `weft` with these words on a host, in the background.
     pub fn begin(&self, host: usize, name: &str, words: &[String]) -> Result<Started> {
         let weft = self.context.weft.clone().into_os_string();
@@ -172,10 +193,7 @@ impl<'a> Fleet<'a> {
         Started::begin(Words {
             prefix: self.star.prefix(host),
             command,
-            environment: vec![
-                self.hosts[host].identity.environment(),
-                ("XDG_RUNTIME_DIR".into(), self.run_directory(host).into()),
-            ],
+            environment: self.environment(host).to_vec(),
             directory: &self.directory.join("said"),
             name,
         })

@@ -17,6 +17,8 @@ const EINVAL: u64 = 22;
 const ENOSPC: u64 = 28;
 /// Passes over all pages before a node that is to leave counts as clinging.
 const GIVE_BACK_ROUNDS: usize = 16;
+/// Pages of a node that leaves that are asked for before the first of them is there.
+const FETCHED_AT_ONCE: u64 = 32;
 
 /// Home: carries out the command that was announced, if any.
 pub fn obey() {
@@ -100,8 +102,10 @@ impl Engine {
         Err((EAGAIN, "its pages keep going back to it; try again"))
     }
 
-    /// Brings every page home that `node` owns.
+    /// Brings every page home that `node` owns. Several are on their way at a time: one round trip
+    /// for each would take as long as the processors of both sides let it wait.
     fn fetch_all(&mut self, node: usize) {
+        let window = FETCHED_AT_ONCE.min(self.budget_pages() / 32);
         let count = self.io.layout.regions().len();
         for index in 0..count {
             let region = self.io.layout.regions()[index];
@@ -109,13 +113,29 @@ impl Engine {
                 continue;
             }
             self.finish_transfers(region.start, region.end);
-            for page in region.start / PAGE..region.end / PAGE {
-                let owner = self.core.tables.look_entry(page).owner();
-                if owner.is_some_and(|owner| owner.index() == node) {
-                    self.fetch(page, Access::Write);
-                    self.make_room();
+            let end = region.end / PAGE;
+            let mut next = region.start / PAGE;
+            for page in region.start / PAGE..end {
+                if !self.is_owned_by(node, page) {
+                    continue;
                 }
+                next = next.max(page + 1);
+                while self.requests < window && next < end {
+                    if self.is_owned_by(node, next) {
+                        self.ask(next, Access::Write, true);
+                    }
+                    next += 1;
+                }
+                self.fetch(page, Access::Write);
+                self.make_room();
             }
+            // The node is not forgotten while a page of it is on its way.
+            self.finish_transfers(region.start, region.end);
         }
+    }
+
+    fn is_owned_by(&self, node: usize, page: u64) -> bool {
+        let owner = self.core.tables.look_entry(page).owner();
+        owner.is_some_and(|owner| owner.index() == node)
     }
 }
