@@ -5,7 +5,7 @@ use crate::planner::Plan;
 use crate::{Cluster, ClusterError, Term, json};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use weft_place::{Inventory, Move, MoveCosts};
+use weft_place::MoveCosts;
 use weft_store::Change;
 
 const MOVE_COSTS: &str = "weft/move-costs";
@@ -38,22 +38,6 @@ impl MoveRecord {
             seen: self.seen,
         }
     }
-}
-
-/// How many moves are under way that share a host with this one, itself included: they share its
-/// link and its processors, and each takes so many times as long as it would alone.
-pub(crate) fn at_once(inventory: &Inventory, moving: &Move) -> u32 {
-    let hosts = |of: &Move| {
-        let transfers = of.transfers.iter();
-        let both = transfers.flat_map(|transfer| [transfer.from, transfer.to]);
-        both.collect::<Vec<_>>()
-    };
-    let own = hosts(moving);
-    let others = inventory
-        .aggregates()
-        .filter_map(|aggregate| aggregate.moving.as_ref());
-    let shares = |other: &&Move| hosts(other).iter().any(|host| own.contains(host));
-    (others.filter(shares).count() as u32).max(1)
 }
 
 /// What the store is to have of what was learned, if it has something else.

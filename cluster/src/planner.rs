@@ -413,14 +413,11 @@ impl Planner {
                 (Some(moving), None) => {
                     let after = aggregate.placement.after(&moving.transfers);
                     let is_done = self.placement(&placed.parts).as_ref() == Some(&after);
-                    let at_once = costs::at_once(self.inventory(), moving);
                     // An earlier leader may have ordered it.
                     let began = self.ordered.remove(&id);
                     let took = now.saturating_sub(began.unwrap_or(now));
                     let result = match is_done {
-                        true => MoveResult::Done {
-                            took: took / at_once,
-                        },
+                        true => MoveResult::Done { took },
                         false => MoveResult::Failed,
                     };
                     let name = &placed.request.name;

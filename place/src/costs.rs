@@ -115,3 +115,43 @@ impl Costs {
         moves.mib_per_s /= factor;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::HostId;
+    use crate::placement::Transfer;
+    use crate::request::AggregateId;
+    use crate::room::Room;
+
+    #[test]
+    fn predictions_come_nearer() {
+        let moving = Move {
+            aggregate: AggregateId(1),
+            transfers: vec![Transfer {
+                from: HostId(1),
+                to: HostId(2),
+                room: Room::new(1, 415),
+            }],
+        };
+        let mut costs = Costs::default();
+        let seconds = |costs: &Costs| costs.move_time(&moving).as_secs_f64();
+        assert!((seconds(&costs) - 0.6).abs() < 0.01);
+        let learn = |costs: &mut Costs, took| costs.learn(&moving, Duration::from_secs_f64(took));
+        // All the way to the first one, half of the way to the second.
+        learn(&mut costs, 1.2);
+        assert!((seconds(&costs) - 1.2).abs() < 0.01);
+        learn(&mut costs, 2.4);
+        assert!((seconds(&costs) - 1.8).abs() < 0.01);
+        // The start and the rate change alike.
+        assert!((costs.moves.start.as_secs_f64() - 0.3).abs() < 0.01);
+        // A time that nobody measured teaches nothing.
+        let before = costs;
+        learn(&mut costs, 0.0);
+        assert_eq!(costs, before);
+        for _ in 0..40 {
+            learn(&mut costs, 0.9);
+        }
+        assert!((seconds(&costs) - 0.9).abs() < 0.01);
+    }
+}
