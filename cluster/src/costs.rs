@@ -1,7 +1,6 @@
 //! What moves cost in this cluster. Each leader learns it and says it to the next one, and to those
 //! who ask how long a host takes to leave.
 
-use crate::planner::Plan;
 use crate::{Cluster, ClusterError, Term, json};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -40,10 +39,10 @@ impl MoveRecord {
     }
 }
 
-/// What the store is to have of what was learned, if it has something else.
-pub(crate) fn news(learned: &MoveCosts, known: Option<&MoveRecord>) -> Option<Plan> {
+/// The record of what was learned, unless the store has it.
+pub(crate) fn news(learned: &MoveCosts, known: Option<&MoveRecord>) -> Option<MoveRecord> {
     let record = MoveRecord::of(learned);
-    (record.seen > 0 && known != Some(&record)).then_some(Plan::Learned { record })
+    (record.seen > 0 && known != Some(&record)).then_some(record)
 }
 
 impl Cluster {
@@ -78,7 +77,7 @@ mod tests {
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<MoveRecord>(&text).unwrap(), record);
         assert_eq!(news(&costs, Some(&record)), None);
-        assert_eq!(news(&costs, None), Some(Plan::Learned { record }));
+        assert_eq!(news(&costs, None), Some(record));
         let unseen = MoveCosts { seen: 0, ..costs };
         assert_eq!(news(&unseen, None), None);
     }

@@ -261,7 +261,8 @@ impl Planner {
         self.has_seen = true;
         plans.append(&mut self.failing);
         let learned = self.scheduler.costs().moves;
-        plans.extend(costs::news(&learned, state.costs.as_ref()));
+        let learned = costs::news(&learned, state.costs.as_ref());
+        plans.extend(learned.map(|record| Plan::Learned { record }));
         let notes = std::mem::take(&mut self.notes).into_iter();
         plans.extend(notes.map(|(kind, what)| Plan::Note { kind, what }));
         for decision in &decisions {

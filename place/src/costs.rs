@@ -28,7 +28,7 @@ pub struct MoveCosts {
     pub seen: u32,
 }
 
-/// The newest move counts for one of so many, once there were more.
+/// The newest move counts for one part in `NEWEST_COUNTS`, once there were more.
 const NEWEST_COUNTS: u32 = 4;
 /// A single move, however long it took, changes a prediction by this factor at most.
 const RATIO_MAX: f64 = 16.0;
