@@ -18,9 +18,9 @@ use crate::results::{Goal, Table, digits, median, quantile};
 /// `--wait` of the command that is too short.
 const SHORT_S: u64 = 1;
 /// How long nothing happens, to see what the host does to the figures.
-const STILL: Duration = Duration::from_secs(4);
+const STILL: Duration = Duration::from_secs(3);
 /// Between two single moves: the guests are at rest again.
-const BETWEEN: Duration = Duration::from_secs(1);
+const BETWEEN: Duration = Duration::from_millis(500);
 /// The leader notes within this what it sees.
 const NOTED: Duration = Duration::from_secs(10);
 /// What a forecast may be off by, as a part of what it took.
@@ -93,6 +93,8 @@ type Figures = Vec<(&'static str, f64)>;
 
 /// Moves each machine to and fro by itself, and then has all leave at once.
 fn measure(mut site: Site<'_>, place: &Place, way: Way) -> Result<Figures> {
+    // They run from now on: single moves and the drain have the same company.
+    site.start_programs(&place.programs)?;
     let still = during(|| {
         std::thread::sleep(STILL);
         Ok(())
@@ -109,8 +111,6 @@ fn measure(mut site: Site<'_>, place: &Place, way: Way) -> Result<Figures> {
             singles.push((machine, window));
         }
     }
-    site.start_programs(&place.programs)?;
-    std::thread::sleep(BETWEEN);
     let logged = noted(&mut site, singles.len())?.len();
     let mut said = None;
     let all = during(|| {
@@ -262,7 +262,7 @@ fn paused(stands: &[(String, f64)], alone: usize, machines: &[&str]) -> Result<F
 
 fn table(samples: &Samples) -> Table {
     let about = format!(
-        "Six hosts of this one's processors, each a network namespace with a daemon, with links over encrypted TCP and an etcd of three members with TLS. One host has parts of three machines (400 MiB, software vCPUs; two have a vCPU there, one has memory only) and of two programs, all of which have their homes elsewhere: each guest writes 2,000 pages a second to 48 MB, one program works on 110 MiB of memory that was pushed to that host, one sorts 120 MiB. It is left by `weft node drain` and, in another cluster, by `weft node evacuate`. All go on: each guest's pages are right at the end, each program prints what it prints natively, or nothing is measured. *Pause of vCPUs*: how long no vCPU of a machine stood longer in its move, as the cluster's log has it, against the longer one of two moves of the same machine alone (`weft cluster move`), before that in the same run; the ratio is the median of all machines, with the worst in brackets. *Longest time without a line*: each guest writes a line each {PERIOD_MS} ms from a vCPU of the part that moves, and this is the longest time between two of its lines, while all leave, against the same two moves; *without a move*: within {} s in which nothing moves. *Forecast*: what the command says at first of the time that all takes, and whenever something has left, against what it took; the ratio is by how much it was off, as a part of what it took. *Too short a time*: from the start of the process of the command, with `--wait {SHORT_S}`, until it has said that all takes longer than it waits; another one without that option waits for the rest.",
+        "Six hosts of this one's processors, each a network namespace with a daemon, with links over encrypted TCP and an etcd of three members with TLS. One host has parts of three machines (400 MiB, software vCPUs; two have a vCPU there, one has memory only) and of two programs, all of which have their homes elsewhere: each guest writes 2,000 pages a second to 48 MB, one program works on 110 MiB of memory that was pushed to that host, one sorts 300 MiB. It is left by `weft node drain` and, in another cluster, by `weft node evacuate`. All go on: each guest's pages are right at the end, each program prints what it prints natively, or nothing is measured. *Pause of vCPUs*: how long no vCPU of a machine stood longer in its move, as the cluster's log has it, against the longer one of two moves of the same machine alone (`weft cluster move`), before that in the same run; the ratio is the median of all machines, with the worst in brackets. *Longest time without a line*: each guest writes a line each {PERIOD_MS} ms from a vCPU of the part that moves, and this is the longest time between two of its lines, while all leave, against the same two moves; *without a move*: within {} s in which nothing moves. *Forecast*: what the command says at first of the time that all takes, and whenever something has left, against what it took; the ratio is by how much it was off, as a part of what it took. *Too short a time*: from the start of the process of the command, with `--wait {SHORT_S}`, until it has said that all takes longer than it waits; another one without that option waits for the rest.",
         STILL.as_secs()
     );
     let columns = [
@@ -289,7 +289,7 @@ fn table(samples: &Samples) -> Table {
         let ratio = median(found("total")).zip(median(found("single move")));
         let cells = [
             cell("total", "s"),
-            moves,
+            moves.clone(),
             cell("single move", "s"),
             digits(ratio.map(|(all, one)| all / one)),
         ];
@@ -308,20 +308,20 @@ fn table(samples: &Samples) -> Table {
             ];
             row(what, cells, Goal::AtMost(OFF_MAX), middle);
         }
-        let ratios = found("together to alone");
-        let middle = median(ratios);
-        let cells = [
-            cell("together", "ms"),
-            "alone".to_owned(),
-            cell("alone", "ms"),
-            format!("{} ({})", digits(middle), digits(quantile(ratios, 1.0))),
-        ];
-        row(
-            "longest time without a line",
-            cells,
-            Goal::AtMost(1.0),
-            middle,
-        );
+        for (what, together, alone) in [
+            ("pause of vCPUs", "paused together", "paused alone"),
+            ("longest time without a line", "together", "alone"),
+        ] {
+            let ratios = found(&format!("{together} to alone"));
+            let middle = median(ratios);
+            let cells = [
+                cell(together, "ms"),
+                moves.clone(),
+                cell(alone, "ms"),
+                format!("{} ({})", digits(middle), digits(quantile(ratios, 1.0))),
+            ];
+            row(what, cells, Goal::AtMost(1.0), middle);
+        }
         let cells = [cell("still", "ms"), none(), none(), none()];
         row(
             "longest time without a line, without a move",

@@ -40,8 +40,8 @@ const PAGES_PER_S: u32 = 2000;
 const GUEST_S: u32 = 1200;
 /// Programs: their names, homes, memory and words.
 const PROGRAMS: [(&str, usize, &str, &str); 2] = [
-    ("tides", 2, "400M", "110 7 25"),
-    ("heap_sort", 3, "520M", "120 7"),
+    ("tides", 2, "400M", "110 7 45"),
+    ("heap_sort", 3, "520M", "300 7"),
 ];
 /// A call, a boot and an end come within this.
 pub(super) const BOUND: Duration = Duration::from_secs(180);
