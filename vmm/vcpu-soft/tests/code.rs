@@ -253,16 +253,21 @@ fn many_threads_may_revoke_from_many_vcpus() {
 #[test]
 fn a_lock_across_lines_is_not_the_hosts() {
     const ROUNDS: u64 = 20_000;
-    const SPLIT: u64 = DATA + 0x7c;
-    let counting = |locked: bool| {
+    const SPLIT: i32 = 0x7c;
+    let counting = |locked: bool, neighbour: bool| {
         move |a: &mut CodeAssembler| {
             let mut again = a.create_label();
             a.mov(rcx, ROUNDS).unwrap();
+            a.mov(rbx, DATA).unwrap();
             a.set_label(&mut again).unwrap();
+            if neighbour {
+                // One translation of the address does for this and the next.
+                a.mov(rax, qword_ptr(rbx)).unwrap();
+            }
             if locked {
-                a.lock().add(qword_ptr(SPLIT), 1).unwrap();
+                a.lock().add(qword_ptr(rbx + SPLIT), 1).unwrap();
             } else {
-                a.add(qword_ptr(SPLIT), 1).unwrap();
+                a.add(qword_ptr(rbx + SPLIT), 1).unwrap();
             }
             a.dec(rcx).unwrap();
             a.jne(again).unwrap();
@@ -270,20 +275,30 @@ fn a_lock_across_lines_is_not_the_hosts() {
         }
     };
     const PLAIN: u64 = CODE + 0x800;
-    let guest = Guest::new(counting(true));
-    let plain = assemble(64, PLAIN, counting(false));
-    guest.memory.write(PLAIN, &plain);
-    let runners: Vec<_> = [CODE, PLAIN]
-        .map(|start| {
-            let mut cpu = second(&guest, start);
-            thread::spawn(move || cpu.run(&mut Devices::default()))
-        })
-        .into();
-    for runner in runners {
-        assert_eq!(runner.join().unwrap(), Exit::Halted);
+    let translated: fn(&mut SoftCpu) = |cpu| cpu.translate_after(1);
+    let interpreted: fn(&mut SoftCpu) = SoftCpu::interpret_only;
+    for (configure, neighbour) in [
+        (interpreted, false),
+        (translated, false),
+        (translated, true),
+    ] {
+        let guest = Guest::new(counting(true, neighbour));
+        let plain = assemble(64, PLAIN, counting(false, false));
+        guest.memory.write(PLAIN, &plain);
+        let runners: Vec<_> = [CODE, PLAIN]
+            .map(|start| {
+                let mut cpu = second(&guest, start);
+                configure(&mut cpu);
+                thread::spawn(move || cpu.run(&mut Devices::default()))
+            })
+            .into();
+        for runner in runners {
+            assert_eq!(runner.join().unwrap(), Exit::Halted);
+        }
+        let sum = guest.memory.read(DATA + 0x7c, 8);
+        let sum = u64::from_le_bytes(sum.try_into().unwrap());
+        assert_eq!(sum, 2 * ROUNDS);
     }
-    let sum = u64::from_le_bytes(guest.memory.read(SPLIT, 8).try_into().unwrap());
-    assert_eq!(sum, 2 * ROUNDS);
 }
 
 /// Memory of which another node takes both pages now and then, to count up

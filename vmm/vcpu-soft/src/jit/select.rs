@@ -87,7 +87,9 @@ pub enum Template {
 pub struct MemoryUse {
     pub size: u16,
     pub access: Access,
-    pub aligned: bool,
+    /// Only addresses that are a multiple of this, a power of two, do; the handler
+    /// does the others.
+    pub alignment: u8,
 }
 
 impl Template {
@@ -259,7 +261,7 @@ fn without_modrm(instruction: &Instruction, encoding: &Encoding<'_>) -> Option<T
             let operand = MemoryUse {
                 size: instruction.memory_size().size() as u16,
                 access: if load { Access::Read } else { Access::Write },
-                aligned: false,
+                alignment: 1,
             };
             // A 32-bit address is a form that nobody uses.
             let absolute = instruction.memory_displ_size() == 8;
@@ -416,6 +418,17 @@ fn is_plain_integer(instruction: &Instruction) -> bool {
     known && !reads_more && registers()
 }
 
+/// Whether the instruction faults at other addresses, or may be a split lock of the
+/// host there: atomic across two cache lines.
+fn must_be_aligned(instruction: &Instruction, sse: bool) -> bool {
+    use Mnemonic::*;
+    let mnemonic = instruction.mnemonic();
+    // XCHG with memory locks without the prefix.
+    let locked = instruction.has_lock_prefix() || mnemonic == Xchg;
+    let faults = mnemonic == Cmpxchg16b || sse && thunk::needs_alignment(mnemonic);
+    locked || faults && instruction.memory_size().size() == 16
+}
+
 fn memory_use(instruction: &Instruction, sse: bool) -> Option<MemoryUse> {
     use Mnemonic::*;
     let mnemonic = instruction.mnemonic();
@@ -431,7 +444,11 @@ fn memory_use(instruction: &Instruction, sse: bool) -> Option<MemoryUse> {
         } else {
             Access::Write
         },
-        aligned: size == 16 && (mnemonic == Cmpxchg16b || sse && thunk::needs_alignment(mnemonic)),
+        alignment: if must_be_aligned(instruction, sse) {
+            size as u8
+        } else {
+            1
+        },
     })
 }
 
@@ -502,13 +519,13 @@ fn byte_fields(code: [u8; 3], length: u8) -> (bool, bool) {
 pub const STACK_WRITE: MemoryUse = MemoryUse {
     size: 8,
     access: Access::Write,
-    aligned: false,
+    alignment: 1,
 };
 /// POP.
 pub const STACK_READ: MemoryUse = MemoryUse {
     size: 8,
     access: Access::Read,
-    aligned: false,
+    alignment: 1,
 };
 
 /// Whether what the instruction refers to is within 2 GiB of its page's start,
@@ -553,6 +570,27 @@ mod tests {
             wrong.immediate = &bytes[3..length];
             let template = select(&decoded(&bytes), &wrong, MODE);
             assert_eq!(template == Template::Handler, length != 5, "{length}");
+        }
+    }
+
+    #[test]
+    fn what_locks_does_so_at_multiples_of_its_size() {
+        // lock add [rax], ecx; xchg [rax], rcx; lock cmpxchg [rax], cl; lock dec word
+        // [rax]; lock cmpxchg16b [rax]; add [rax], ecx; movaps xmm0, [rax].
+        for (bytes, alignment) in [
+            (&[0xf0, 0x01, 0x08][..], 4),
+            (&[0x48, 0x87, 0x08], 8),
+            (&[0xf0, 0x0f, 0xb0, 0x08], 1),
+            (&[0x66, 0xf0, 0xff, 0x08], 2),
+            (&[0xf0, 0x48, 0x0f, 0xc7, 0x08], 16),
+            (&[0x01, 0x08], 1),
+            (&[0x0f, 0x28, 0x00], 16),
+        ] {
+            let encoding = Encoding::of(bytes).unwrap();
+            match select(&decoded(bytes), &encoding, MODE) {
+                Template::Memory { operand, .. } => assert_eq!(operand.alignment, alignment),
+                other => panic!("{bytes:x?}: {other:?}"),
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use super::stubs::{self, Stubs, host};
 use super::trace::Item;
 use super::windows::{WINDOWS_MAX, Windows};
 use crate::cpu::Cpu;
+use addresses::Congruence;
 
 /// Code out of line, written after the block's own.
 pub enum Pending {
@@ -78,10 +79,10 @@ pub struct Translation<'a> {
     pub windows: Windows,
     /// Whether this is the first of two versions.
     pub first_version: bool,
-    /// Windows whose address is known; and where operands of them are known to
-    /// be at multiples of 16.
+    /// Windows whose address is known.
     pub established: [bool; WINDOWS_MAX],
-    pub aligned: [Option<i32>; WINDOWS_MAX],
+    /// What was last checked of each window's address.
+    pub checked: [Congruence; WINDOWS_MAX],
     /// The window whose address is in R10.
     pub at_hand: Option<usize>,
     /// Ways into the second version.
@@ -111,7 +112,7 @@ impl<'a> Translation<'a> {
             windows: Windows::default(),
             first_version: false,
             established: [false; WINDOWS_MAX],
-            aligned: [None; WINDOWS_MAX],
+            checked: [Congruence::ANY; WINDOWS_MAX],
             at_hand: None,
             fallbacks: Vec::new(),
             second: Vec::new(),

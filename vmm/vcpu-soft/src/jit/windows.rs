@@ -53,8 +53,8 @@ pub struct Member {
     pub start: i32,
     /// Distance of the operand from the window's start.
     pub distance: i32,
-    /// It must be at a multiple of 16.
-    pub aligned: bool,
+    /// Of the operand, as in [`MemoryUse`].
+    pub alignment: u8,
 }
 
 /// A range of addresses.
@@ -77,7 +77,7 @@ impl Window {
             } else {
                 Access::Read
             },
-            aligned: false,
+            alignment: 1,
         }
     }
 }
@@ -177,7 +177,7 @@ impl Windows {
             base: access.base,
             start: i32::try_from(window.low - access.base_distance).ok()?,
             distance: (access.value.distance - window.low) as i32,
-            aligned: access.operand.aligned,
+            alignment: access.operand.alignment,
         })
     }
 }

@@ -131,9 +131,10 @@ impl Generator {
 
     fn place_operand(&mut self, instruction: &mut Instruction) {
         let size = instruction.memory_size().size().max(1) as u64;
-        let aligned = size == 16;
-        let scale = [1, 2, 4, 8][self.random.below(4) as usize];
-        let indexed = self.random.below(3) == 0 && !aligned;
+        let locked = instruction.has_lock_prefix() || instruction.mnemonic() == Mnemonic::Xchg;
+        let alignment = if size == 16 || locked { size } else { 1 };
+        let scale = [1, 2, 4, 8][self.random.below(4) as usize].max(alignment);
+        let indexed = self.random.below(3) == 0 && size != 16;
         // Many near the border between the two pages, none across it.
         let mut address = match self.random.below(3) {
             0 => self.random.below(2 * 4096 - 16),
@@ -141,15 +142,14 @@ impl Generator {
         };
         if indexed {
             address = (address & 4096) | (address % (4096 - 64 * 8 - 16));
-        } else if aligned {
-            address &= !15;
         } else if address < 4096 && address + size > 4096 {
             address = 4096;
         }
+        address &= !(alignment - 1);
         instruction.set_segment_prefix(Register::None);
         instruction.set_memory_base(self.base);
         instruction.set_memory_index(if indexed { self.index } else { Register::None });
-        instruction.set_memory_index_scale(if indexed { scale } else { 1 });
+        instruction.set_memory_index_scale(if indexed { scale as u32 } else { 1 });
         instruction.set_memory_displ_size(8);
         instruction.set_memory_displacement64(address.wrapping_sub(MIDDLE));
     }

@@ -14,6 +14,35 @@ use crate::jit::stubs::{self, CODE_PAGE, host, register_field};
 use crate::jit::windows::{Base, Member};
 use crate::tlb::{TLB_ENTRIES, Tlb, TlbEntry};
 
+/// What is known of a window's address: with this distance it is a multiple of the
+/// alignment.
+#[derive(Clone, Copy)]
+pub struct Congruence {
+    /// Less than the alignment.
+    distance: u8,
+    alignment: u8,
+}
+
+impl Congruence {
+    /// Of an address of which nothing is known.
+    pub const ANY: Self = Self {
+        distance: 0,
+        alignment: 1,
+    };
+
+    fn of(member: &Member) -> Self {
+        let alignment = member.alignment;
+        Self {
+            distance: member.distance as u8 & (alignment - 1),
+            alignment,
+        }
+    }
+
+    fn implies(self, other: Self) -> bool {
+        self.alignment >= other.alignment && self.distance & (other.alignment - 1) == other.distance
+    }
+}
+
 impl Translation<'_> {
     /// A register's value in a register: its own, or `scratch`.
     pub fn value(&mut self, guest: u8, scratch: u8) -> u8 {
@@ -93,9 +122,9 @@ impl Translation<'_> {
         a.instruction(Opcode::wide(0x2b), R10, Rm::Memory(tag));
         a.group1(7, true, Rm::Register(R10), 4096 - i32::from(operand.size));
         a.jump_if(condition::ABOVE, slow);
-        if operand.aligned {
-            // test r10b, 15
-            a.bytes(&[0x41, 0xf6, 0xc2, 0x0f]);
+        if operand.alignment > 1 {
+            // test r10b, alignment - 1
+            a.bytes(&[0x41, 0xf6, 0xc2, operand.alignment - 1]);
             a.jump_if(condition::NOT_EQUAL, slow);
         }
         let host = Memory::FieldAt(R11, (tlb + offset_of!(TlbEntry, host)) as i32);
@@ -120,14 +149,15 @@ impl Translation<'_> {
             self.a.load(R10, stubs::window(member.window));
         }
         self.at_hand = Some(member.window);
-        let phase = member.distance & 15;
-        if member.aligned && self.aligned[member.window] != Some(phase) {
+        let wanted = Congruence::of(&member);
+        if !self.checked[member.window].implies(wanted) {
             self.lose_flags(index);
-            self.a.address_of(R11, Memory::At(R10, phase));
-            // test r11b, 15
-            self.a.bytes(&[0x41, 0xf6, 0xc3, 0x0f]);
+            self.a
+                .address_of(R11, Memory::At(R10, i32::from(wanted.distance)));
+            // test r11b, alignment - 1
+            self.a.bytes(&[0x41, 0xf6, 0xc3, wanted.alignment - 1]);
             self.a.jump_if(condition::NOT_EQUAL, slow);
-            self.aligned[member.window] = Some(phase);
+            self.checked[member.window] = wanted;
         }
         Some((slow, member.distance))
     }

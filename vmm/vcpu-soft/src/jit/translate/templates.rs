@@ -205,7 +205,7 @@ impl<'a> Translation<'a> {
             let operand = MemoryUse {
                 size: if wide { 8 } else { 4 },
                 access: Access::Read,
-                aligned: false,
+                alignment: 1,
             };
             let slow = self.operand_address(index, operand);
             let load = Opcode {
