@@ -45,6 +45,8 @@ pub enum ClusterError {
     NoSuchWork(String),
     #[error("{0} does not move now")]
     NoMove(String),
+    #[error("{0} is a program: its output is where it was started")]
+    NoConsole(String),
     #[error(
         "the request for {0} is out of bounds: ask for 1 to {CORES_MAX} cores, 1 MiB to 4 PiB, 1 to \
          {WORK_HOSTS_MAX} hosts, and a priority up to {PRIORITY_MAX}"

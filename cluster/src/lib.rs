@@ -14,6 +14,7 @@
 //! | `weft/last-number` | the number that the newest host got | for ever |
 //! | `weft/live/NAME` | [`Live`] | its agent's lease ends |
 //! | `weft/look/LEASE` | nothing: somebody looks, see [`Onlooker`] | its lease ends |
+//! | `weft/console/…` | consoles that somebody has open: see `console.rs` | |
 //! | `weft/quota/USER` | [`Quota`] | an operator ends it |
 //! | `weft/trouble/NAME` | why an operator expects the host to fail | an operator ends it, or the host leaves |
 //! | `weft/cordon/NAME` | [`Cordon`] | an operator ends it, or the host leaves |
@@ -38,6 +39,7 @@
 
 mod access;
 mod bounds;
+mod console;
 mod costs;
 mod error;
 mod host;
@@ -53,6 +55,7 @@ mod work;
 
 pub use access::{ACCESS_LIFE_MAX, AccessKey, AccessKeys, Role, seconds_now};
 pub use bounds::{CORES_MAX, PRIORITY_MAX, WORK_HOSTS_MAX};
+pub use console::{CONSOLE_TAIL_MAX, ConsoleCalls, ConsoleNews, ConsoleView, Shown};
 pub use costs::MoveRecord;
 pub use error::ClusterError;
 pub use host::{Cordon, HostRecord, HostReport, HostState, Member, is_shown};

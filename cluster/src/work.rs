@@ -428,12 +428,18 @@ impl Cluster {
 
     /// What is placed under a name, if it has this number.
     pub fn placed(&self, name: &str, id: u64) -> Result<Option<Placed>, ClusterError> {
+        let placed = self.placed_under(name)?;
+        Ok(placed.filter(|placed| placed.id == id))
+    }
+
+    /// What is placed under this name now.
+    pub(crate) fn placed_under(&self, name: &str) -> Result<Option<Placed>, ClusterError> {
         let entry = self.store.get(&format!("{PLACED}{name}"))?;
         let mut work = Work::default();
         if let Some(entry) = &entry {
             work.take(entry);
         }
-        Ok(work.placed.remove(name).filter(|placed| placed.id == id))
+        Ok(work.placed.remove(name))
     }
 
     /// A program has left hosts: its slices there have given their memory back. Nothing happens

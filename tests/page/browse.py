@@ -1,9 +1,10 @@
 """Looks at the page of a cluster in a headless Chromium, as a user does.
 
-    browse.py LINK [--host NAME] [--run NAME] [--picture FILE] [--width N] [--dark]
+    browse.py LINK [--host NAME] [--run NAME] [--console NAME --types TEXT] [--picture FILE] [--width N] [--dark]
 
 Fails with a sentence where something is not as it should be; 77 where Chromium lacks. With
---host it drains that host by the keyboard and takes that back. Chromium is driven through the
+--host it drains that host by the keyboard and takes that back; with --console it types into the
+console of a machine that echoes. Chromium is driven through the
 pipe of its debugging protocol, so nothing else listens."""
 import argparse
 import base64
@@ -116,6 +117,8 @@ def look(browser, arguments):
         browser.until("the aggregate", f"document.getElementById('run-{arguments.run}') !== null")
     if arguments.host:
         drain(browser, arguments.host)
+    if arguments.console:
+        type_into(browser, arguments.console, arguments.types)
     wide = browser.value("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     if wide > 0:
         raise SystemExit(f"the page is {wide} pixels wider than the window")
@@ -170,11 +173,29 @@ def drain(browser, host):
     browser.until("the filter is empty", "document.getElementById('filter').value === ''")
 
 
+def type_into(browser, name, text):
+    """Opens the console of a machine that writes back what it gets."""
+    browser.until("the machine", f"document.getElementById('run-{name}') !== null")
+    browser.value(f"document.getElementById('run-{name}').focus()")
+    browser.press("Enter")
+    browser.until("its buttons", "document.getElementById('open-console') !== null")
+    browser.value("document.getElementById('open-console').focus()")
+    browser.press("Enter")
+    shown = "document.getElementById('console').textContent"
+    browser.until("what it said before", f"{shown}.includes('ready')")
+    browser.until("the console has the focus", "document.activeElement.id === 'console'")
+    for letter in text:
+        browser.press(letter)
+    browser.until("the echo", f"{shown}.includes({json.dumps(text)})")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("link")
     parser.add_argument("--host")
     parser.add_argument("--run")
+    parser.add_argument("--console")
+    parser.add_argument("--types", default="")
     parser.add_argument("--picture")
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--dark", action="store_true")

@@ -18,6 +18,7 @@
 //! whose role is looked up for each request. Without a key the server gives out the page, which
 //! knows nothing, and the description of the API.
 
+mod console;
 mod feed;
 mod gateway;
 mod listen;

@@ -215,6 +215,9 @@ pub(crate) async fn read_body(
     }
 }
 
+/// How long a client may take to read an event.
+pub(crate) const EVENT_BOUND: Duration = Duration::from_secs(10);
+
 /// Pieces of an answer that come as they come.
 pub(crate) struct EventStream(pub mpsc::Receiver<Bytes>);
 

@@ -18,6 +18,8 @@ pub(crate) enum Operation {
     Log,
     Events,
     Metrics,
+    /// A machine's console: a stream of what it says.
+    Console(String),
     Change(Change),
 }
 
@@ -28,6 +30,7 @@ pub(crate) enum Change {
     Evacuate { host: String },
     Move { name: String },
     CallOff { name: String },
+    Type { name: String },
     HandsOff,
     Policy,
     Forget { name: String },
@@ -39,7 +42,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
 
 /// Every route, as `openapi.json` writes it. A part in braces is a name.
-const ROUTES: [(Method, &str); 18] = [
+const ROUTES: [(Method, &str); 20] = [
     (Method::GET, "/"),
     (Method::GET, "/page.css"),
     (Method::GET, "/page.js"),
@@ -56,6 +59,8 @@ const ROUTES: [(Method, &str); 18] = [
     (Method::POST, "/v1/work/{name}/forget"),
     (Method::POST, "/v1/work/{name}/move"),
     (Method::POST, "/v1/work/{name}/cancel"),
+    (Method::GET, "/v1/work/{name}/console"),
+    (Method::POST, "/v1/work/{name}/console"),
     (Method::PUT, "/v1/hands-off"),
     (Method::PUT, "/v1/policy"),
 ];
@@ -70,7 +75,10 @@ impl Operation {
             | Operation::Log
             | Operation::Events
             | Operation::Metrics => Some(Role::Look),
-            Operation::Change(Change::Move { .. } | Change::CallOff { .. }) => Some(Role::Use),
+            Operation::Console(_)
+            | Operation::Change(
+                Change::Move { .. } | Change::CallOff { .. } | Change::Type { .. },
+            ) => Some(Role::Use),
             Operation::Change(_) => Some(Role::Run),
         }
     }
@@ -83,7 +91,7 @@ pub(crate) fn find(method: &Method, path: &str) -> Result<Operation, Failure> {
         if let Some(name) = matched(route, path) {
             // HEAD gets the answer of GET; the server leaves the body out.
             if allows == method || (allows == Method::GET && method == Method::HEAD) {
-                return Ok(operation(route, name));
+                return Ok(operation(allows, route, name));
             }
             allowed = Some(allows.clone());
         }
@@ -105,7 +113,7 @@ fn matched<'a>(route: &str, path: &'a str) -> Option<&'a str> {
     }
 }
 
-fn operation(route: &str, name: &str) -> Operation {
+fn operation(method: &Method, route: &str, name: &str) -> Operation {
     let cordon = |cordoned, draining| {
         let (host, cordon) = (name.to_owned(), Cordon { cordoned, draining });
         Operation::Change(Change::Cordon { host, cordon })
@@ -127,6 +135,8 @@ fn operation(route: &str, name: &str) -> Operation {
         "/v1/work/{name}/move" => Operation::Change(Change::Move { name: name.into() }),
         "/v1/work/{name}/cancel" => Operation::Change(Change::CallOff { name: name.into() }),
         "/v1/work/{name}/forget" => Operation::Change(Change::Forget { name: name.into() }),
+        "/v1/work/{name}/console" if method == Method::GET => Operation::Console(name.into()),
+        "/v1/work/{name}/console" => Operation::Change(Change::Type { name: name.into() }),
         "/v1/policy" => Operation::Change(Change::Policy),
         _ => Operation::Change(Change::HandsOff),
     }
@@ -144,6 +154,13 @@ struct HandsOff {
 #[serde(deny_unknown_fields)]
 struct ByPolicy {
     policy: String,
+}
+
+/// The body of `POST /v1/work/{name}/console`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Typed {
+    typed: String,
 }
 
 /// The body of `POST /v1/hosts/{name}/evacuate`.
@@ -164,6 +181,9 @@ pub(crate) fn change(cluster: &Cluster, change: &Change, body: &[u8]) -> Result<
         Change::Forget { name } => cluster.forget_work(name)?,
         Change::Evacuate { host } => cluster.evacuate(host, &read::<Evacuate>(body)?.why)?,
         Change::CallOff { name } => cluster.call_off(name)?,
+        Change::Type { name } => {
+            cluster.type_into_console(name, read::<Typed>(body)?.typed.as_bytes())?;
+        }
         Change::Move { name } => cluster.wish(name, &read::<MoveWish>(body)?)?,
         Change::Policy => cluster.set_policy(&read::<ByPolicy>(body)?.policy)?,
         Change::HandsOff => cluster.set_hands_off(read::<HandsOff>(body)?.hands_off)?,
@@ -188,6 +208,8 @@ pub(crate) enum Failure {
     Body(String),
     #[error(transparent)]
     NoBody(#[from] BodyError),
+    #[error("{0} consoles are open: close one")]
+    Busy(usize),
     #[error("the cluster cannot be read: {0}")]
     Unreachable(String),
     #[error(transparent)]
@@ -225,6 +247,7 @@ impl Failure {
             }
             Failure::NoBody(BodyError::TooLarge(_)) => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
             Failure::NoBody(_) => (StatusCode::BAD_REQUEST, "bad_request"),
+            Failure::Busy(_) => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
             Failure::Unreachable(_) | Failure::Cluster(ClusterError::Store(_)) => {
                 (StatusCode::SERVICE_UNAVAILABLE, "unavailable")
             }

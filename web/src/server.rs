@@ -19,8 +19,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use weft_cluster::{Cluster, Role, Secret, seconds_now};
 
+use crate::console;
 use crate::feed::{Feed, Snapshot};
-use crate::listen::{self, EventStream, ServerError, Stream};
+use crate::listen::{self, EVENT_BOUND, EventStream, ServerError, Stream};
 use crate::metrics;
 use crate::routes::{self, Change, Failure, JSON, Operation};
 
@@ -29,8 +30,6 @@ use crate::routes::{self, Change, Failure, JSON, Operation};
 pub const CONNECTIONS_MAX: usize = 128;
 /// Longest body of a request, bytes.
 const REQUEST_BYTES_MAX: usize = 4 << 10;
-/// How long a client may take to read an event.
-const EVENT_BOUND: Duration = Duration::from_secs(10);
 /// A stream of events has something at least this often.
 const BEAT: Duration = Duration::from_secs(5);
 /// Events that wait for a client. Overviews are left out meanwhile.
@@ -59,6 +58,8 @@ struct Shared {
     feed: Feed,
     /// Of this server: good as long as it runs.
     own: Secret,
+    /// Consoles that may be opened at the same time.
+    consoles: Arc<Semaphore>,
 }
 
 /// Whom a connection is from.
@@ -104,6 +105,7 @@ impl Server {
                 cluster,
                 feed,
                 own: Secret::new(),
+                consoles: Arc::new(Semaphore::new(console::OPEN_MAX)),
             }),
         })
     }
@@ -272,6 +274,7 @@ async fn serve(
             Ok(whole(metrics::CONTENT_TYPE, text))
         }
         Operation::Events => Ok(events(door, secret, shared)),
+        Operation::Console(name) => console(shared, name, door, secret).await,
         Operation::Change(change) => {
             let body = listen::read_body(request, REQUEST_BYTES_MAX).await?;
             carry_out(shared, change, body, &client).await?;
@@ -294,7 +297,10 @@ async fn carry_out(
             Ok(()) => "done".to_owned(),
             Err(failure) => failure.to_string(),
         };
-        eprintln!("weft: {name} asked for {change:?}: {how}");
+        // What is typed is nobody else's business, and comes key by key.
+        if !matches!(change, Change::Type { .. }) || outcome.is_err() {
+            eprintln!("weft: {name} asked for {change:?}: {how}");
+        }
         outcome
     });
     work.await
@@ -377,6 +383,33 @@ fn events(door: Door, secret: Option<Secret>, shared: &Arc<Shared>) -> Answer {
     let shared = shared.clone();
     tokio::spawn(async move { tell(door, secret.as_ref(), &shared, &sender).await });
     answer("text/event-stream", Either::Right(EventStream(receiver)))
+}
+
+/// Opens the console of a machine.
+async fn console(
+    shared: &Arc<Shared>,
+    name: String,
+    door: Door,
+    secret: Option<Secret>,
+) -> Result<Answer, Failure> {
+    let place = shared.consoles.clone().try_acquire_owned();
+    let place = place.map_err(|_| Failure::Busy(console::OPEN_MAX))?;
+    let cluster = shared.cluster.clone();
+    let opened = tokio::task::spawn_blocking(move || cluster.open_console(&name)).await;
+    let view = opened.map_err(|error| Failure::Unreachable(error.to_string()))??;
+    let (sender, receiver) = mpsc::channel(EVENTS_WAITING);
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        let may_look = async || match shared.feed.now(false).await {
+            Ok(snapshot) => client(door, secret.as_ref(), &shared, &snapshot)
+                .is_some_and(|client| client.role >= Role::Use),
+            // The store does not answer, and the console says so.
+            Err(_) => true,
+        };
+        console::tell(view, may_look, sender, place).await;
+    });
+    let body = Either::Right(EventStream(receiver));
+    Ok(answer("text/event-stream", body))
 }
 
 /// Sends what changes, until the client has gone, reads nothing, or may not look any more.

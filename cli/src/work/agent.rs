@@ -18,6 +18,7 @@ use weft_node::said::plain;
 use weft_store::{LeaseId, StoreError};
 
 use super::bell::{Bell, Woken};
+use super::console::{self, ShownLease};
 use super::gauge::{self, Gauge};
 use super::mover::{Mover, Spread};
 use super::{Instructions, Reply};
@@ -107,6 +108,7 @@ struct Agent {
     request: WorkRequest,
     id: u64,
     mover: Option<Mover>,
+    console: Option<ShownLease>,
     /// The hosts that a program has left, as the cluster knows.
     left: Vec<String>,
     gauge: Gauge,
@@ -132,6 +134,7 @@ impl Agent {
             id: asked?,
             request,
             mover: None,
+            console: None,
             left: Vec::new(),
             gauge: Gauge::default(),
             launcher,
@@ -140,6 +143,11 @@ impl Agent {
             Ok(placed) => {
                 let machine = instructions.machine;
                 agent.mover = machine.map(|machine| Mover::new(machine, &placed.parts));
+                if let Some(mover) = &agent.mover {
+                    // Without a thread for it, pages say that the agent does not answer.
+                    let cluster = agent.cluster.clone();
+                    agent.console = console::serve(cluster, agent.id, mover.spread()).ok();
+                }
                 Ok((agent, placed))
             }
             Err(error) => {
@@ -390,6 +398,10 @@ impl Agent {
     /// What was asked for is not wanted any more, or has ended.
     fn say_goodbye(&self) {
         let begun = Instant::now();
+        if let Some(shown) = self.console.as_ref().and_then(ShownLease::get) {
+            // Else pages that have the console open learn of the end ten seconds later.
+            let _ = self.cluster.end_lease(shown);
+        }
         loop {
             // The lease first: then nobody can place what was asked for.
             let told = self

@@ -7,6 +7,7 @@
 pub mod agent;
 mod args;
 mod bell;
+mod console;
 mod drain;
 mod gauge;
 mod mover;

@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -22,10 +24,11 @@ use crate::run::{End, Invocation, Running, start};
 /// Longer than any check.
 const BOUND: Duration = Duration::from_secs(120);
 
-pub(super) const CHECKS: [(&str, Check); 6] = [
+pub(super) const CHECKS: [(&str, Check); 7] = [
     ("is served, by keys with roles", keys),
     ("changes, and the change is an event", events),
     ("tells what works on which host, and the traffic", live),
+    ("shows a machine's console, and types there", console),
     ("has metrics that promtool takes", metrics),
     ("is a page in a browser", browser),
     ("ends at once, and its log stays", end),
@@ -69,7 +72,12 @@ impl Served {
     }
 
     fn ask(&self, key: &str, method: &str, path: &str) -> Result<(u16, String)> {
-        ask(TcpStream::connect(self.address())?, key, method, path)
+        ask(TcpStream::connect(self.address())?, key, method, path, "")
+    }
+
+    fn post(&self, path: &str, body: &str) -> Result<(u16, String)> {
+        let stream = TcpStream::connect(self.address())?;
+        ask(stream, self.key(), "POST", path, body)
     }
 
     fn end(self) -> Result<()> {
@@ -80,10 +88,11 @@ impl Served {
     }
 }
 
-fn head(key: &str, method: &str, path: &str) -> String {
+fn request(key: &str, method: &str, path: &str, body: &str) -> String {
     format!(
         "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer \
-         {key}\r\nContent-Length: 0\r\n\r\n"
+         {key}\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
     )
 }
 
@@ -92,8 +101,9 @@ fn ask(
     key: &str,
     method: &str,
     path: &str,
+    body: &str,
 ) -> Result<(u16, String)> {
-    stream.write_all(head(key, method, path).as_bytes())?;
+    stream.write_all(request(key, method, path, body).as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let status = answer.split(' ').nth(1).context("no status")?.parse()?;
@@ -128,7 +138,7 @@ fn keys(site: &mut Site<'_>) -> Result<()> {
         ensure!(status == wanted, "{method} {path}: {status}: {said}");
     }
     let socket = site.directory.join("run-home/weft/web.sock");
-    let (status, session) = ask(UnixStream::connect(&socket)?, "", "GET", "/v1/session")?;
+    let (status, session) = ask(UnixStream::connect(&socket)?, "", "GET", "/v1/session", "")?;
     ensure!(status == 200 && session.contains("\"run\""), "{session}");
     let second = site.fails("home", "cluster serve --listen 127.0.0.1:0")?;
     ensure!(second.contains("another"), "{second}");
@@ -156,7 +166,7 @@ fn events(site: &mut Site<'_>) -> Result<()> {
     let served = Served::start(site)?;
     let mut stream = TcpStream::connect(served.address())?;
     stream.set_read_timeout(Some(SOON))?;
-    stream.write_all(head(served.key(), "GET", "/v1/events").as_bytes())?;
+    stream.write_all(request(served.key(), "GET", "/v1/events", "").as_bytes())?;
     let (status, said) = served.ask(served.key(), "POST", "/v1/hosts/beta/drain")?;
     ensure!(status == 200, "{status}: {said}");
     let (mut drained, mut logged) = (false, false);
@@ -227,6 +237,103 @@ fn live(site: &mut Site<'_>) -> Result<()> {
     running(site, 0)
 }
 
+/// A console that is open over HTTP.
+struct Console {
+    lines: std::io::Lines<BufReader<TcpStream>>,
+    said: String,
+}
+
+impl Console {
+    fn open(served: &Served, path: &str) -> Result<Console> {
+        let mut stream = TcpStream::connect(served.address())?;
+        stream.set_read_timeout(Some(SOON))?;
+        stream.write_all(request(served.key(), "GET", path, "").as_bytes())?;
+        Ok(Console {
+            lines: BufReader::new(stream).lines(),
+            said: String::new(),
+        })
+    }
+
+    /// Reads until the machine has said `text`, or the end; whether it has.
+    fn says(&mut self, text: &str) -> Result<bool> {
+        let begun = Instant::now();
+        let mut event = String::new();
+        while !self.said.contains(text) {
+            ensure!(begun.elapsed() < SOON, "no {text:?} in {:?}", self.said);
+            let Some(line) = self.lines.next() else {
+                return Ok(false);
+            };
+            let line = line?;
+            if let Some(kind) = line.strip_prefix("event: ") {
+                event = kind.to_owned();
+            }
+            if let Some(data) = line.strip_prefix("data: ") {
+                let data: String = serde_json::from_str(data)?;
+                ensure!(event != "closed", "closed: {data}; it said {:?}", self.said);
+                let bytes = STANDARD.decode(data)?;
+                self.said += &String::from_utf8_lossy(&bytes);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn console(site: &mut Site<'_>) -> Result<()> {
+    let kernel = site.context.programs.join("typed-guest");
+    let kernel = kernel.to_string_lossy();
+    let start = "vm start --cluster --name web --backend soft --cpus 1 --memory 64M --kernel";
+    start_machine(site, &format!("{start} {kernel}"))?;
+    let key = site.succeeds("home", "cluster access make eyes-only")?;
+    let served = Served::start(site)?;
+    let path = "/v1/work/web/console";
+    for (key, method, path, wanted) in [
+        (key.trim(), "GET", path, 403),
+        (key.trim(), "POST", path, 403),
+        (served.key(), "POST", path, 400),
+        (served.key(), "GET", "/v1/work/db/console", 404),
+    ] {
+        let (status, said) = served.ask(key, method, path)?;
+        ensure!(status == wanted, "{method} {path}: {status}: {said}");
+    }
+    let mut first = Console::open(&served, path)?;
+    ensure!(first.says("ready")?, "the machine says nothing");
+    // The guest takes some other letters as commands.
+    for typed in ["one ", "same ", "line"] {
+        let body = serde_json::json!({ "typed": typed }).to_string();
+        let (status, said) = served.post(path, &body)?;
+        ensure!(status == 200, "{status}: {said}");
+    }
+    ensure!(first.says("one same line")?, "{:?}", first.said);
+    // A page that comes later sees what was said before, and both see what comes.
+    let mut second = Console::open(&served, path)?;
+    ensure!(second.says("one same line")?, "{:?}", second.said);
+    let taken = site.succeeds("home", "vm console web")?;
+    ensure!(taken.contains("another client is attached"), "{taken}");
+    if site.context.tool("chromium").is_some() {
+        browse(site, &served, &["--console", "web", "--types", "Weaves"])?;
+        ensure!(first.says("Weaves")?, "{:?}", first.said);
+    }
+    drop(second);
+    site.succeeds("home", "vm stop --timeout 0 web")?;
+    let ended = first.says("what it never says");
+    let why = ended.err().context("the stream goes on")?.to_string();
+    ensure!(why.starts_with("closed: "), "{why}");
+    site.succeeds("home", "cluster access end eyes-only")?;
+    served.end()?;
+    running(site, 0)
+}
+
+fn browse(site: &Site<'_>, served: &Served, more: &[&str]) -> Result<()> {
+    let script: PathBuf = site.context.sources.join("../page/browse.py");
+    let script = script.to_string_lossy();
+    let mut words = vec!["python3", &script, &served.link];
+    words.extend(more);
+    let outcome = site.invoke("home", &words)?;
+    let said = outcome.stderr.trim();
+    ensure!(outcome.end == End::Exit(0), "{}: {said}", outcome.end);
+    Ok(())
+}
+
 fn metrics(site: &mut Site<'_>) -> Result<()> {
     let promtool = site.context.tool("promtool");
     let promtool = promtool.ok_or(Lacks("promtool (Debian package prometheus)"))?;
@@ -256,15 +363,8 @@ fn browser(site: &mut Site<'_>) -> Result<()> {
         return Err(Lacks("chromium").into());
     }
     let served = Served::start(site)?;
-    let browse: PathBuf = site.context.sources.join("../page/browse.py");
-    let browse = browse.to_string_lossy().into_owned();
-    for (width, more) in [("1280", &["--host", "beta"][..]), ("420", &["--dark"])] {
-        let mut words = vec!["python3", &browse, &served.link, "--width", width];
-        words.extend(more);
-        let outcome = site.invoke("home", &words)?;
-        let said = outcome.stderr.trim();
-        ensure!(outcome.end == End::Exit(0), "{}: {said}", outcome.end);
-    }
+    browse(site, &served, &["--width", "1280", "--host", "beta"])?;
+    browse(site, &served, &["--width", "420", "--dark"])?;
     served.end()
 }
 

@@ -238,7 +238,7 @@ pub(super) fn start_machine(site: &Site<'_>, words: &str) -> Result<()> {
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{words}: {said}");
-    ensure!(said.contains("web starts on home ("), "{said}");
+    ensure!(said.contains("web starts on home"), "{said}");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 // The page of a cluster. What it shows comes from /v1/events; what it does are the POST and PUT
-// requests of /v1/openapi.json. The key is in the part of the address behind the #, which
+// requests of /v1/openapi.json. A machine's console is a stream of its own. The key is in the part of the address behind the #, which
 // browsers do not send, and then in this tab's storage.
 "use strict";
 
@@ -55,12 +55,14 @@ function status(text, bad) {
   element.classList.toggle("bad", Boolean(bad));
 }
 
-// Reads events until the stream ends. `EventSource` could not send the key.
 async function listen() {
   state.stop = new AbortController();
-  const answer = await fetch("/v1/events", {
-    headers: { "Authorization": `Bearer ${state.key}` }, signal: state.stop.signal,
-  });
+  await stream("/v1/events", state.stop.signal, event, () => { state.last = Date.now(); });
+}
+
+// Reads events until the stream ends. `EventSource` could not send the key.
+async function stream(path, signal, take, alive) {
+  const answer = await fetch(path, { headers: { "Authorization": `Bearer ${state.key}` }, signal });
   if (!answer.ok) {
     const value = await answer.json();
     throw Object.assign(new Error(value.error.message), { status: answer.status });
@@ -70,19 +72,19 @@ async function listen() {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    state.last = Date.now();
+    alive?.();
     text += value;
-    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) event(text.slice(0, end));
+    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+      const lines = text.slice(0, end).split("\n");
+      const kind = lines.find((line) => line.startsWith("event: "));
+      const data = lines.find((line) => line.startsWith("data: "));
+      if (kind && data) take(kind.slice(7), JSON.parse(data.slice(6)));
+    }
   }
 }
 
-function event(text) {
-  const lines = text.split("\n");
-  const kind = lines.find((line) => line.startsWith("event: "));
-  const data = lines.find((line) => line.startsWith("data: "));
-  if (!kind || !data) return;
-  const value = JSON.parse(data.slice(6));
-  switch (kind.slice(7)) {
+function event(kind, value) {
+  switch (kind) {
     case "overview": state.overview = value; said(); draw(); break;
     case "log": state.log = state.log.concat(value).slice(-1000); drawLog(); break;
     case "trouble": status(`The cluster cannot be read: ${value}`, true); break;
@@ -250,7 +252,7 @@ function drawRuns(runs) {
       make("td", { class: "name" }, make("button", { type: "button", id: `run-${run.name}`, "aria-pressed": String(run.name === state.chosen), title: "show where it is", onclick: pick }, run.name)),
       make("td", {}, run.kind), make("td", {}, run.user),
       make("td", { class: run.agent ? "" : "bad" }, what),
-      make("td", {}, where, make("small", {}, run.why), move ? make("small", { class: run.moving ? "" : "bad" }, move) : null, run.moving ? drawCancel(run) : run.name === state.chosen ? drawMove(run) : null),
+      make("td", {}, where, make("small", {}, run.why), move ? make("small", { class: run.moving ? "" : "bad" }, move) : null, run.moving ? drawCancel(run) : run.name === state.chosen ? drawMove(run) : null, run.name === state.chosen ? drawConsole(run) : null),
       make("td", { class: "number" }, run.parts.length > 1 ? `× ${run.slow_down.toFixed(2)}` : "1"));
   });
   return table(["Name", "Kind", "User", "State", "Hosts", "Spread costs"], rows, "Nothing runs in this cluster.");
@@ -272,6 +274,11 @@ function drawMove(run) {
   const select = (id, label, names) => make("label", {}, `${label} `, make("select", { id }, ...names.map((name) => make("option", { value: name }, name))));
   const go = () => change("POST", `/v1/work/${encodeURIComponent(run.name)}/move`, { from: byId("move-from").value, to: byId("move-to").value });
   return make("p", { class: "buttons" }, select("move-from", "Move the part on", parts), select("move-to", "to", hosts), make("button", { type: "button", id: "move", onclick: go }, "Move"));
+}
+
+function drawConsole(run) {
+  if (!mayMove() || run.kind !== "machine" || !run.agent) return null;
+  return make("p", { class: "buttons" }, make("button", { type: "button", id: "open-console", onclick: () => openConsole(run.name) }, "Console"));
 }
 
 // What agents tell while somebody looks: where memory and vCPUs are, and the bytes between hosts.
@@ -344,6 +351,122 @@ async function change(method, path, body) {
   }
 }
 
+// ---- a machine's console
+
+// What a terminal shows of what it gets: lines of text. Colours are left out, and the cursor moves
+// within its line only.
+class Terminal {
+  constructor(element) { this.element = element; this.lines = [""]; this.at = 0; this.rest = ""; this.decoder = new TextDecoder(); this.draw(); }
+
+  write(bytes) {
+    const text = this.rest + this.decoder.decode(bytes, { stream: true });
+    this.rest = "";
+    // An escape sequence, a control character, or text.
+    const pieces = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()#][ -~]|[0-Z\\^-~])|[\x00-\x1f\x7f]|[^\x00-\x1f\x7f]+/gy;
+    for (let last = 0, piece; last < text.length; last = pieces.lastIndex) {
+      pieces.lastIndex = last;
+      piece = pieces.exec(text);
+      // An escape sequence whose end has not come yet; a long one is none.
+      if (piece[0] === "\x1b" && text.length - last < 200) { this.rest = text.slice(last); break; }
+      this.take(piece[0]);
+    }
+    this.draw();
+  }
+
+  take(piece) {
+    const last = this.lines.length - 1;
+    const line = this.lines[last];
+    const number = () => parseInt(piece.slice(2), 10) || 1;
+    if (piece === "\n") { this.lines.push(""); this.at = 0; if (this.lines.length > 1000) this.lines.shift(); }
+    else if (piece === "\r") this.at = 0;
+    else if (piece === "\b") this.at = Math.max(0, this.at - 1);
+    else if (piece === "\t") this.put(" ".repeat(8 - this.at % 8));
+    else if (/^\x1b\[0?K$/.test(piece)) this.lines[last] = line.slice(0, this.at);
+    else if (/^\x1b\[0?J$/.test(piece)) this.lines[last] = line.slice(0, this.at);
+    else if (/^\x1b\[\d*P$/.test(piece)) this.lines[last] = line.slice(0, this.at) + line.slice(this.at + number());
+    else if (/^\x1b\[\d*C$/.test(piece)) this.at += number();
+    else if (/^\x1b\[\d*D$/.test(piece)) this.at = Math.max(0, this.at - number());
+    else if (piece === "\x1b[2J" || piece === "\x1bc") { this.lines = [""]; this.at = 0; }
+    else if (piece >= " " && piece[0] !== "\x7f") this.put(piece);
+  }
+
+  put(text) {
+    const last = this.lines.length - 1;
+    const line = this.lines[last].padEnd(this.at);
+    this.lines[last] = line.slice(0, this.at) + text + line.slice(this.at + text.length);
+    this.at += text.length;
+  }
+
+  draw() {
+    const atEnd = this.element.scrollTop + this.element.clientHeight >= this.element.scrollHeight - 20;
+    const last = this.lines[this.lines.length - 1];
+    this.element.textContent = this.lines.slice(0, -1).concat(last.slice(0, this.at).padEnd(this.at) + "\u2581" + last.slice(this.at + 1)).join("\n");
+    if (atEnd) this.element.scrollTop = this.element.scrollHeight;
+  }
+}
+
+const console_ = { name: null, stop: null, typed: "", sending: false };
+
+async function openConsole(name) {
+  closeConsole();
+  const stop = new AbortController();
+  Object.assign(console_, { name, stop });
+  byId("s-console").hidden = false;
+  byId("h-console").textContent = `Console of ${name}`;
+  const say = (text) => { byId("console-said").textContent = text; };
+  say("Waiting for the machine…");
+  const terminal = new Terminal(byId("console"));
+  byId("console").focus();
+  byId("s-console").scrollIntoView({ block: "nearest" });
+  try {
+    await stream(`/v1/work/${encodeURIComponent(name)}/console`, stop.signal, (kind, value) => {
+      if (kind === "output") { say(""); terminal.write(Uint8Array.from(atob(value), (letter) => letter.charCodeAt(0))); }
+      if (kind === "closed") say(`Closed: ${value}.`);
+    });
+  } catch (error) {
+    if (!stop.signal.aborted) say(error.message);
+  }
+}
+
+function closeConsole() {
+  console_.stop?.abort();
+  Object.assign(console_, { name: null, stop: null, typed: "" });
+  byId("s-console").hidden = true;
+}
+
+const keys = { Enter: "\r", Backspace: "\x7f", Tab: "\t", Escape: "\x1b", ArrowUp: "\x1b[A", ArrowDown: "\x1b[B", ArrowRight: "\x1b[C", ArrowLeft: "\x1b[D", Home: "\x1b[H", End: "\x1b[F", Delete: "\x1b[3~", PageUp: "\x1b[5~", PageDown: "\x1b[6~" };
+
+// What a key sends; null: it is the browser's.
+function sends(pressed) {
+  if (pressed.altKey || pressed.metaKey || pressed.shiftKey && pressed.key === "Tab") return null;
+  if (pressed.ctrlKey) return /^[a-z\[\\]$/.test(pressed.key) ? String.fromCharCode(pressed.key.charCodeAt(0) & 31) : null;
+  return keys[pressed.key] ?? ([...pressed.key].length === 1 ? pressed.key : null);
+}
+
+// One request at a time: what is typed meanwhile goes with the next.
+async function type(text) {
+  console_.typed += text;
+  if (console_.sending) return;
+  console_.sending = true;
+  while (console_.typed && console_.name) {
+    const typed = console_.typed.slice(0, 1000);
+    console_.typed = console_.typed.slice(typed.length);
+    await change("POST", `/v1/work/${encodeURIComponent(console_.name)}/console`, { typed });
+  }
+  console_.sending = false;
+}
+
+byId("console").addEventListener("keydown", (pressed) => {
+  if (pressed.ctrlKey && pressed.key === "]") { pressed.preventDefault(); byId("console-close").focus(); return; }
+  const text = sends(pressed);
+  if (text === null) return;
+  pressed.preventDefault();
+  pressed.stopPropagation();
+  type(text);
+});
+byId("console").addEventListener("paste", (pasted) => type(pasted.clipboardData.getData("text").replaceAll("\n", "\r")));
+byId("console-close").addEventListener("click", () => { closeConsole(); byId("open-console")?.focus(); });
+
 async function act(word, host) {
   const here = state.overview.runs.filter((run) => run.parts.some((part) => part.host === host)).map((run) => run.name);
   const fixed = state.overview.runs.filter((run) => run.parts.some((part) => part.host === host) && run.home === host).map((run) => run.name);
@@ -359,7 +482,7 @@ async function act(word, host) {
 byId("hands-off").addEventListener("click", () => change("PUT", "/v1/hands-off", { hands_off: !state.overview.hands_off }));
 byId("filter").addEventListener("input", () => { if (state.overview) draw(); drawLog(); });
 document.addEventListener("keydown", (pressed) => {
-  const typing = document.activeElement instanceof HTMLInputElement;
+  const typing = document.activeElement instanceof HTMLInputElement || document.activeElement === byId("console");
   if (pressed.key === "/" && !typing) { pressed.preventDefault(); byId("filter").focus(); }
   if (pressed.key === "Escape" && document.activeElement === byId("filter")) { byId("filter").value = ""; byId("filter").dispatchEvent(new Event("input")); }
 });
