@@ -358,6 +358,11 @@ impl<'a> Driver<'a> {
         if let Some(mut daemon) = self.site.fleet.hosts[host].daemon.take() {
             self.ledger.begin(Harm::Ended(host));
             daemon.signal(Signal::SIGTERM);
+            // What continues a stopped daemon later looks for it among the hosts' daemons.
+            if std::mem::take(&mut self.site.fleet.hosts[host].is_stopped) {
+                daemon.signal(Signal::SIGCONT);
+                self.ledger.put_right(|harm| harm == Harm::Stopped(host));
+            }
             // It waits for its borrowers for half a minute.
             self.take_on(&format!("end the daemon of {}", HOSTS[host]), daemon, 75);
         }
