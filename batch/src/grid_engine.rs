@@ -1,0 +1,222 @@
+//! Grid Engine (8.1 and its kin), through `qsub`, `qstat` and `qdel`.
+//!
+//! At a job's end there is no TERM. With `-notify` USR2 comes the queue's `notify` before KILL,
+//! at the limit and after `qdel`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use jiff::tz::TimeZone;
+use roxmltree::{Document, Node};
+
+use crate::command::{Call, Said};
+use crate::{BatchError, BatchSystem, Job, JobId, Manners, Wanted};
+
+const SYSTEM: &str = "Grid Engine";
+/// A limit of 25 s was enforced after 26 in a test; `execd` looks at limits with each
+/// report.
+const COARSENESS: Duration = Duration::from_secs(10);
+/// The default of a queue's `notify`. What it really is only operators may see on some sites.
+const NOTIFY: Duration = Duration::from_secs(60);
+
+/// Grid Engine, with the cell that the environment names (`SGE_ROOT`, `SGE_CELL`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GridEngine;
+
+fn call(command: &'static str) -> Call {
+    Call::new(SYSTEM, command)
+}
+
+fn failure(said: &Said) -> BatchError {
+    // qsub says what is wrong with a request on standard output, too.
+    let text = match said.error.is_empty() {
+        true => said.output.split_whitespace().collect::<Vec<_>>().join(" "),
+        false => said.error.clone(),
+    };
+    let silent = [
+        "commlib error",
+        "unable to contact qmaster",
+        "can't connect",
+        "got send error",
+    ];
+    match silent.iter().any(|words| text.contains(words)) {
+        true => BatchError::Silent {
+            system: SYSTEM,
+            said: text,
+        },
+        false => BatchError::Refused {
+            system: SYSTEM,
+            said: text,
+        },
+    }
+}
+
+impl BatchSystem for GridEngine {
+    fn name(&self) -> &'static str {
+        "gridengine"
+    }
+
+    fn ask(&self, wanted: &Wanted) -> Result<JobId, BatchError> {
+        let said = call("qsub")
+            .arguments(["-terse", "-notify", "-r", "n", "-S", "/bin/sh", "-j", "y"])
+            .arguments(["-N", &wanted.name])
+            .arguments(["-l", &format!("h_rt={}", wanted.time.as_secs().max(1))])
+            .arguments(["-o".as_ref(), wanted.output.as_os_str()])
+            .arguments(["-wd".as_ref(), wanted.folder().as_os_str()])
+            .arguments(&wanted.options)
+            .input(wanted.script())
+            .run()?;
+        if !said.success {
+            return Err(failure(&said));
+        }
+        // Warnings may come before it.
+        let id = said
+            .output
+            .lines()
+            .last()
+            .and_then(|id| JobId::new(id.trim()));
+        id.ok_or(BatchError::Unreadable {
+            command: "qsub",
+            said: said.output,
+        })
+    }
+
+    fn jobs(&self, ids: &[JobId]) -> Result<BTreeMap<JobId, Job>, BatchError> {
+        // With -r it says what was asked for, so also for how long. Without -u: this user's.
+        let said = call("qstat")
+            .arguments(["-r", "-xml"])
+            // Times come as local ones, without a zone.
+            .environment("TZ", "UTC0")
+            .run()?;
+        if !said.success {
+            return Err(failure(&said));
+        }
+        let found = read_jobs(&said.output)?;
+        let known = |id: &JobId| {
+            let gone = || Job::Ended {
+                how: "Grid Engine does not know it any more".into(),
+            };
+            (id.clone(), found.get(id).cloned().unwrap_or_else(gone))
+        };
+        Ok(ids.iter().map(known).collect())
+    }
+
+    fn extend(&self, _: &JobId, _: SystemTime) -> Result<(), BatchError> {
+        Err(BatchError::NoExtension { system: SYSTEM })
+    }
+
+    fn give_back(&self, id: &JobId) -> Result<(), BatchError> {
+        let said = call("qdel").argument(id.as_str()).run()?;
+        let text = format!("{} {}", said.output, said.error);
+        let has_ended = text.contains("does not exist") || text.contains("already in deletion");
+        match said.success || has_ended {
+            true => Ok(()),
+            false => Err(failure(&said)),
+        }
+    }
+
+    fn manners(&self) -> Manners {
+        Manners {
+            unit: Duration::from_secs(1),
+            coarseness: COARSENESS,
+            grace: NOTIFY,
+        }
+    }
+}
+
+fn unreadable(said: impl ToString) -> BatchError {
+    BatchError::Unreadable {
+        command: "qstat",
+        said: said.to_string(),
+    }
+}
+
+fn read_jobs(text: &str) -> Result<BTreeMap<JobId, Job>, BatchError> {
+    let document = Document::parse(text).map_err(unreadable)?;
+    let jobs = document
+        .descendants()
+        .filter(|node| node.has_tag_name("job_list"));
+    jobs.map(read_job).collect()
+}
+
+fn read_job(job: Node<'_, '_>) -> Result<(JobId, Job), BatchError> {
+    let child = |name: &str| {
+        let found = job.children().find(|node| node.has_tag_name(name));
+        found
+            .and_then(|node| node.text())
+            .unwrap_or_default()
+            .trim()
+    };
+    let number = child("JB_job_number");
+    let id = JobId::new(number).ok_or_else(|| unreadable(format!("job {number:?}")))?;
+    let (state, queue) = (child("state"), child("queue_name"));
+    let host = queue.split_once('@').map(|(_, host)| host.to_owned());
+    let is_running = job.attribute("state") == Some("running") && !state.contains('q');
+    let job = match host {
+        // It waits for an operator for ever.
+        _ if state.contains('E') => Job::Ended {
+            how: format!("Grid Engine has put it into the error state ({state})"),
+        },
+        Some(host) if is_running => {
+            let limit = job.children().find(|node| {
+                node.has_tag_name("hard_request") && node.attribute("name") == Some("h_rt")
+            });
+            let limit: Option<u64> = limit.and_then(|node| node.text()?.trim().parse().ok());
+            let start = child("JAT_start_time").parse::<jiff::civil::DateTime>();
+            let start = start.and_then(|start| start.to_zoned(TimeZone::UTC));
+            let end = start.ok().zip(limit).map(|(start, limit)| {
+                SystemTime::from(start.timestamp()) + Duration::from_secs(limit)
+            });
+            Job::Runs { host, until: end }
+        }
+        _ => Job::Waits {
+            why: format!("state {state}"),
+        },
+    };
+    Ok((id, job))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = r#"<?xml version='1.0'?>
+<job_info xmlns:xsd="http://x">
+  <queue_info>
+    <job_list state="running">
+      <JB_job_number>12</JB_job_number>
+      <state>r</state>
+      <JAT_start_time>2026-11-27T11:46:40</JAT_start_time>
+      <queue_name>main.q@h2</queue_name>
+      <hard_request name="h_rt" resource_contribution="0.000000">900</hard_request>
+    </job_list>
+  </queue_info>
+  <job_info>
+    <job_list state="pending">
+      <JB_job_number>13</JB_job_number>
+      <state>qw</state>
+      <JB_submission_time>2026-11-27T11:46:40</JB_submission_time>
+      <queue_name></queue_name>
+    </job_list>
+    <job_list state="pending">
+      <JB_job_number>14</JB_job_number>
+      <state>Eqw</state>
+    </job_list>
+  </job_info>
+</job_info>"#;
+
+    #[test]
+    fn jobs_are_read_from_a_list() {
+        let jobs = read_jobs(LIST).unwrap();
+        let job = |id| &jobs[&JobId::new(id).unwrap()];
+        let until = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_780_000 + 900));
+        let host = "h2".to_owned();
+        assert_eq!(*job("12"), Job::Runs { host, until });
+        let why = "state qw".to_owned();
+        assert_eq!(*job("13"), Job::Waits { why });
+        assert!(matches!(job("14"), Job::Ended { .. }));
+        for damaged in ["", "<job_info>", "<a><job_list/></a>"] {
+            assert!(read_jobs(damaged).is_err(), "{damaged:?}");
+        }
+    }
+}
