@@ -1,0 +1,337 @@
+//! What is done next.
+//!
+//! In this order: what has to leave, leaves; hosts are asked for; machines are spread evenly;
+//! empty hosts go back. One machine at a time leaves a host, and one comes to a host: two share
+//! its link, take as long, and their guests stand longer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::forecast::Forecast;
+use crate::state::{Cluster, HostId, MachineId, Rules};
+
+/// What a launcher does. Reasons are sentences.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Asks the batch system for one more host.
+    Ask,
+    Move {
+        machine: MachineId,
+        to: HostId,
+        why: String,
+    },
+    /// No host is left in time: writes the machine to the folder that was named.
+    Save { machine: MachineId, why: String },
+    /// The host is empty, and goes back to the batch system.
+    GiveBack(HostId),
+    /// The machine cannot leave, and its host ends: what a user should know.
+    Stuck { machine: MachineId, why: String },
+}
+
+/// The orders of this moment. The caller notes it in `cluster` (a move in `moves_to`, an order to ask
+/// in `asked`), and asks again whenever something has happened, and once a second.
+pub fn decide(cluster: &Cluster, forecast: &Forecast, rules: &Rules, now: Duration) -> Vec<Order> {
+    let mut round = Round::new(cluster, forecast, rules, now);
+    if rules.adaptive {
+        round.leave();
+        round.ask();
+        round.spread();
+    }
+    round.give_back();
+    round.orders
+}
+
+/// The hosts that leave so that `count` are left: those whose reservations end first.
+pub fn shrink(cluster: &Cluster, count: usize) -> Vec<HostId> {
+    let staying = cluster.hosts.iter().filter(|(_, host)| !host.leaves);
+    let mut staying: Vec<_> = staying.collect();
+    staying.sort_by_key(|(id, host)| (host.until.unwrap_or(Duration::MAX), **id));
+    let surplus = staying.len().saturating_sub(count);
+    staying.iter().take(surplus).map(|(id, _)| **id).collect()
+}
+
+struct Round<'a> {
+    cluster: &'a Cluster,
+    forecast: &'a Forecast,
+    rules: &'a Rules,
+    now: Duration,
+    /// Where each machine is, or is about to be; orders of this round count.
+    goes_to: BTreeMap<MachineId, HostId>,
+    /// Hosts from which, and to which, a machine moves.
+    sources: BTreeSet<HostId>,
+    destinations: BTreeSet<HostId>,
+    moving: BTreeSet<MachineId>,
+    leaving: BTreeSet<HostId>,
+    orders: Vec<Order>,
+}
+
+impl<'a> Round<'a> {
+    fn new(cluster: &'a Cluster, forecast: &'a Forecast, rules: &'a Rules, now: Duration) -> Self {
+        let machines = || {
+            cluster
+                .machines
+                .iter()
+                .filter(|(_, machine)| !machine.is_saved)
+        };
+        let moves = || machines().filter(|(_, machine)| machine.moves_to.is_some());
+        let mut round = Round {
+            cluster,
+            forecast,
+            rules,
+            now,
+            goes_to: machines()
+                .map(|(id, machine)| (*id, machine.goes_to()))
+                .collect(),
+            sources: moves().map(|(_, machine)| machine.at).collect(),
+            destinations: moves()
+                .filter_map(|(_, machine)| machine.moves_to)
+                .collect(),
+            moving: moves().map(|(id, _)| *id).collect(),
+            leaving: BTreeSet::new(),
+            orders: Vec::new(),
+        };
+        round.leaving = round.leaving_within(Duration::ZERO);
+        round
+    }
+
+    fn machines_on(&self, host: HostId) -> Vec<MachineId> {
+        let there = self.goes_to.iter().filter(|(_, at)| **at == host);
+        there.map(|(machine, _)| *machine).collect()
+    }
+
+    fn bound(&self, machine: MachineId) -> Duration {
+        self.forecast.bound(&self.cluster.machines[&machine])
+    }
+
+    /// What it takes to empty a host.
+    fn takes(&self, host: HostId) -> Duration {
+        let there = self.machines_on(host);
+        there.iter().fold(Duration::ZERO, |sum, machine| {
+            sum.saturating_add(self.bound(*machine))
+        })
+    }
+
+    /// The hosts that have to leave by then. Those that end one soon after the other share the
+    /// hosts that stay, to each of which one machine goes at a time.
+    fn leaving_within(&self, ahead: Duration) -> BTreeSet<HostId> {
+        let mut leaving: BTreeSet<HostId> = BTreeSet::new();
+        let mut ending = Vec::new();
+        for (id, host) in &self.cluster.hosts {
+            match host.until {
+                _ if host.leaves => drop(leaving.insert(*id)),
+                Some(until) => ending.push((until, *id)),
+                None => {}
+            }
+        }
+        ending.sort();
+        // A move that is under way may have taken the place at the only host that stays.
+        let machines = self.goes_to.keys().map(|machine| self.bound(*machine));
+        let longest = machines.max().unwrap_or_default();
+        // From the last to the first: each has to be empty before its own end, and before those
+        // that end later need the hosts that stay.
+        let mut last_start = Duration::MAX;
+        let all = self.cluster.hosts.len();
+        for (place, (until, id)) in ending.iter().enumerate().rev() {
+            let stay = (all - leaving.len()).saturating_sub(place + 1).max(1) as u32;
+            let empty_at = until.saturating_sub(self.rules.margin);
+            let alone = empty_at.saturating_sub(self.takes(*id));
+            let crowded = empty_at
+                .min(last_start)
+                .saturating_sub(self.takes(*id) / stay);
+            let start = alone.min(crowded).saturating_sub(longest);
+            if start <= self.now.saturating_add(ahead) {
+                last_start = start;
+                leaving.insert(*id);
+            }
+        }
+        leaving
+    }
+
+    /// Room for machines that is not spoken for.
+    fn room(&self, host: HostId) -> u64 {
+        let there = self.machines_on(host);
+        let taken: u64 = there
+            .iter()
+            .map(|machine| self.cluster.machines[machine].memory)
+            .sum();
+        // Of a machine that moves away, its host has the memory until it has gone.
+        let going = self.cluster.machines.iter().filter(|(_, machine)| {
+            machine.at == host && machine.moves_to.is_some_and(|to| to != host)
+        });
+        let going: u64 = going.map(|(_, machine)| machine.memory).sum();
+        self.cluster.hosts[&host].room.saturating_sub(taken + going)
+    }
+
+    fn until(&self, host: HostId) -> Duration {
+        self.cluster.hosts[&host].until.unwrap_or(Duration::MAX)
+    }
+
+    /// Where a machine could go now: the fewest machines, then the latest end.
+    fn destination(&self, machine: MachineId) -> Option<HostId> {
+        let (memory, from) = (
+            self.cluster.machines[&machine].memory,
+            self.goes_to[&machine],
+        );
+        let bound = self.bound(machine);
+        // It has to be able to leave again.
+        let needed = self.now.saturating_add(bound).saturating_add(bound) + self.rules.margin;
+        let hosts = self.cluster.hosts.keys().copied();
+        let fits = hosts.filter(|host| {
+            *host != from
+                && !self.leaving.contains(host)
+                && !self.destinations.contains(host)
+                && self.until(*host) > needed
+                && self.room(*host) >= memory
+        });
+        fits.min_by_key(|host| {
+            let end = self.until(*host);
+            (self.machines_on(*host).len(), std::cmp::Reverse(end), *host)
+        })
+    }
+
+    fn order_move(&mut self, machine: MachineId, to: HostId, why: String) {
+        let from = self.goes_to[&machine];
+        self.sources.insert(from);
+        self.destinations.insert(to);
+        self.moving.insert(machine);
+        self.goes_to.insert(machine, to);
+        self.orders.push(Order::Move { machine, to, why });
+    }
+
+    fn name(&self, host: HostId) -> &'a str {
+        &self.cluster.hosts[&host].name
+    }
+
+    fn leave(&mut self) {
+        // Whatever ends first, first.
+        let mut leaving: Vec<HostId> = self.leaving.iter().copied().collect();
+        leaving.sort_by_key(|host| (self.until(*host), *host));
+        for host in leaving {
+            for machine in self.machines_on(host) {
+                if self.moving.contains(&machine) {
+                    continue;
+                }
+                match self.destination(machine) {
+                    Some(to) if !self.sources.contains(&host) => {
+                        let why = self.why_it_leaves(host, to);
+                        self.order_move(machine, to, why);
+                    }
+                    Some(_) => {}
+                    None => self.last_resort(machine, host),
+                }
+            }
+        }
+    }
+
+    fn why_it_leaves(&self, host: HostId, to: HostId) -> String {
+        let (from, to) = (self.name(host), self.name(to));
+        match self.cluster.hosts[&host].until {
+            Some(until) if !self.cluster.hosts[&host].leaves => {
+                let left = until.saturating_sub(self.now).as_secs();
+                let takes = self.takes(host).as_secs_f64();
+                format!("{from} ends in {left} s, and to leave it takes {takes:.1} s; to {to}.")
+            }
+            _ => format!("{from} was told to leave; to {to}."),
+        }
+    }
+
+    /// No host can take the machine now. A host may come free or come new while there is time;
+    /// then it is saved, if there is a folder for that.
+    fn last_resort(&mut self, machine: MachineId, host: HostId) {
+        let empty_at = self.until(host).saturating_sub(self.rules.margin);
+        let resident = self.cluster.machines[&machine].resident as f64;
+        let name = self.name(host);
+        match self.rules.saves {
+            Some(rate) => {
+                let takes = Duration::try_from_secs_f64(resident / rate.max(1.0));
+                let takes = takes.unwrap_or(Duration::MAX).saturating_mul(2);
+                // All machines of the host are saved one after the other.
+                let others = self.machines_on(host).len() as u32;
+                let begins = empty_at.saturating_sub(takes.saturating_mul(others.max(1)));
+                if begins <= self.now {
+                    let why = format!("{name} ends, and no other host has room in time.");
+                    self.goes_to.remove(&machine);
+                    self.orders.push(Order::Save { machine, why });
+                }
+            }
+            None if empty_at <= self.now => {
+                let why = format!(
+                    "{name} ends, no other host has room, and no folder to save machines to was \
+                     named."
+                );
+                self.orders.push(Order::Stuck { machine, why });
+            }
+            None => {}
+        }
+    }
+
+    fn ask(&mut self) {
+        let gone = self.leaving_within(self.rules.ask_ahead);
+        let staying = self
+            .cluster
+            .hosts
+            .keys()
+            .filter(|host| !gone.contains(host))
+            .count();
+        let missing = self
+            .cluster
+            .wanted
+            .saturating_sub(staying + self.cluster.asked);
+        self.orders.extend(std::iter::repeat_n(Order::Ask, missing));
+    }
+
+    /// From the fullest host to the emptiest, while that makes them more even.
+    fn spread(&mut self) {
+        loop {
+            let hosts = self
+                .cluster
+                .hosts
+                .keys()
+                .filter(|host| !self.leaving.contains(host));
+            let full = hosts.clone().filter(|host| !self.sources.contains(host));
+            let full = full.max_by_key(|host| (self.machines_on(**host).len(), **host));
+            let Some(full) = full.copied() else {
+                return;
+            };
+            let there = self.machines_on(full);
+            let mut candidates = there
+                .iter()
+                .filter(|machine| !self.moving.contains(machine));
+            let Some(&machine) = candidates.next() else {
+                return;
+            };
+            let Some(to) = self.destination(machine) else {
+                return;
+            };
+            if self.machines_on(to).len() + 2 > there.len() || !self.is_worth(machine, to) {
+                return;
+            }
+            let why = format!(
+                "{} has {} machines, and {} has {}.",
+                self.name(full),
+                there.len(),
+                self.name(to),
+                self.machines_on(to).len()
+            );
+            self.order_move(machine, to, why);
+        }
+    }
+
+    /// Whether the machine can stay there long enough.
+    fn is_worth(&self, machine: MachineId, to: HostId) -> bool {
+        let moves = self.bound(machine).as_secs_f64() * 2.0;
+        let stays = self.until(to).saturating_sub(self.now).as_secs_f64();
+        stays >= moves * self.rules.worth
+    }
+
+    fn give_back(&mut self) {
+        let hosts = self.cluster.hosts.iter();
+        let gone = hosts.filter(|(id, _)| {
+            let is_used = self.cluster.machines.values().any(|machine| {
+                !machine.is_saved && (machine.at == **id || machine.moves_to == Some(**id))
+            });
+            self.leaving.contains(id) && !is_used && !self.destinations.contains(id)
+        });
+        self.orders.extend(gone.map(|(id, _)| Order::GiveBack(*id)));
+    }
+}

@@ -1,0 +1,321 @@
+//! Thousands of seeded histories: hosts come late, end sooner than they said, and die; moves take
+//! more or less than their forecast. A checker that knows nothing of the decisions looks at where
+//! machines are.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use weft_malleable::{
+    Cluster, Forecast, Host, HostId, Machine, MachineId, Order, Rules, decide, shrink,
+};
+use weft_test_support::{Random, seed};
+
+const MIB: u64 = 1 << 20;
+/// Bytes a second between hosts.
+const LINK: f64 = 100.0 * MIB as f64;
+const TICK: Duration = Duration::from_millis(250);
+const END: Duration = Duration::from_secs(3600);
+const HISTORIES: u64 = 60;
+
+/// A move that is under way.
+struct Transfer {
+    began: Duration,
+    ends: Duration,
+    /// The machine as it was then.
+    was: Machine,
+}
+
+struct World {
+    random: Random,
+    now: Duration,
+    cluster: Cluster,
+    forecast: Forecast,
+    rules: Rules,
+    /// When hosts come that were asked for.
+    queue: Vec<Duration>,
+    transfers: BTreeMap<MachineId, Transfer>,
+    next_host: u32,
+    moves: usize,
+    /// Whether forecasts learn from moves.
+    learns: bool,
+}
+
+/// What went wrong.
+#[derive(Debug, PartialEq)]
+enum Wrong {
+    Overrun(MachineId, HostId, Duration),
+    Full(HostId),
+    Crowd(HostId),
+    Stuck(MachineId),
+    Uneven(Vec<usize>),
+    TooMany(usize),
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut random = Random::new(seed);
+        let mut world = World {
+            now: Duration::ZERO,
+            cluster: Cluster {
+                wanted: 2 + random.index(5),
+                ..Cluster::default()
+            },
+            // What is known of the link at first may be wrong by a half.
+            forecast: Forecast::new(LINK * (0.67 + 0.0083 * random.below(100) as f64)),
+            rules: Rules {
+                ask_ahead: Duration::from_secs(60),
+                ..Rules::default()
+            },
+            queue: Vec::new(),
+            transfers: BTreeMap::new(),
+            next_host: 0,
+            moves: 0,
+            learns: true,
+            random,
+        };
+        // One host that stays: else there is none for the machines to go to.
+        world.host(None);
+        let machines = 1 + world.random.below(8) as u32;
+        for id in 0..machines {
+            let memory = (64 + world.random.below(700)) * MIB;
+            let machine = Machine {
+                memory,
+                resident: memory / (1 + world.random.below(3)),
+                dirties: world.random.below(40) as f64 * MIB as f64,
+                at: HostId(0),
+                moves_to: None,
+                is_saved: false,
+            };
+            world.cluster.machines.insert(MachineId(id), machine);
+        }
+        world
+    }
+
+    fn host(&mut self, until: Option<Duration>) {
+        let id = HostId(self.next_host);
+        self.next_host += 1;
+        let host = Host {
+            name: format!("h{}", id.0),
+            until,
+            room: 8192 * MIB,
+            leaves: false,
+        };
+        self.cluster.hosts.insert(id, host);
+    }
+
+    fn host_of_the_queue(&mut self) {
+        // The shortest reservation is worth nothing; the longest outlives the history.
+        let time = Duration::from_secs(60 + self.random.below(1500));
+        self.host(Some(self.now + time));
+    }
+
+    fn step(&mut self) -> Result<(), Wrong> {
+        self.now += TICK;
+        let (now, due): (_, Vec<Duration>) = (self.now, std::mem::take(&mut self.queue));
+        for comes in due {
+            if comes > now {
+                self.queue.push(comes);
+            } else {
+                self.cluster.asked -= 1;
+                self.host_of_the_queue();
+            }
+        }
+        self.arrive();
+        self.surprise();
+        self.obey()?;
+        self.check()
+    }
+
+    fn arrive(&mut self) {
+        let now = self.now;
+        let here: Vec<MachineId> = (self.transfers.iter())
+            .filter(|(_, transfer)| transfer.ends <= now)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in here {
+            let transfer = self.transfers.remove(&id).unwrap();
+            let machine = self.cluster.machines.get_mut(&id).unwrap();
+            machine.at = machine.moves_to.take().unwrap();
+            self.moves += 1;
+            if self.learns {
+                self.forecast.learn(&transfer.was, now - transfer.began);
+            }
+        }
+    }
+
+    /// A batch system preempts, a user shrinks, releases and grows.
+    fn surprise(&mut self) {
+        let ids: Vec<HostId> = self.cluster.hosts.keys().copied().skip(1).collect();
+        match self.random.below(4000) {
+            0..4 if !ids.is_empty() => {
+                let id = self.random.of(&ids);
+                let host = self.cluster.hosts.get_mut(&id).unwrap();
+                // Time enough for what is there: else nothing would help.
+                let sooner = self.now + Duration::from_secs(240);
+                host.until = host.until.map(|until| until.min(sooner));
+            }
+            4..8 if !ids.is_empty() => {
+                let id = self.random.of(&ids);
+                self.cluster.hosts.get_mut(&id).unwrap().leaves = true;
+            }
+            8..11 => {
+                let count = 1 + self.random.index(3);
+                self.cluster.wanted = count;
+                for id in shrink(&self.cluster, count) {
+                    // The one that stays for good does so.
+                    self.cluster.hosts.get_mut(&id).unwrap().leaves = id != HostId(0);
+                }
+            }
+            11..16 => self.cluster.wanted = 1 + self.random.index(7),
+            _ => {}
+        }
+    }
+
+    fn obey(&mut self) -> Result<(), Wrong> {
+        for order in decide(&self.cluster, &self.forecast, &self.rules, self.now) {
+            match order {
+                Order::Ask => {
+                    self.cluster.asked += 1;
+                    let comes = self.now + Duration::from_secs(self.random.below(120));
+                    self.queue.push(comes);
+                }
+                Order::Move {
+                    machine: id, to, ..
+                } => {
+                    let machine = self.cluster.machines.get_mut(&id).unwrap();
+                    assert!(machine.moves_to.is_none() && machine.at != to);
+                    let mut truth = Forecast::new(LINK);
+                    truth.learn(machine, truth.expected(machine));
+                    let takes = truth.expected(machine).as_secs_f64();
+                    let takes = takes * (0.7 + 0.007 * self.random.below(100) as f64);
+                    let was = machine.clone();
+                    machine.moves_to = Some(to);
+                    let transfer = Transfer {
+                        began: self.now,
+                        ends: self.now + Duration::from_secs_f64(takes),
+                        was,
+                    };
+                    self.transfers.insert(id, transfer);
+                }
+                Order::GiveBack(id) => {
+                    let host = self.cluster.hosts.remove(&id).unwrap();
+                    assert!(host.leaves || host.until.is_some());
+                }
+                Order::Save { machine, .. } => {
+                    self.cluster.machines.get_mut(&machine).unwrap().is_saved = true;
+                }
+                Order::Stuck { machine, why } => {
+                    eprintln!("{:?} {why}\n{:#?}", self.now, self.cluster);
+                    return Err(Wrong::Stuck(machine));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Knows where machines are, what hosts hold, and when they end.
+    fn check(&self) -> Result<(), Wrong> {
+        for (id, host) in &self.cluster.hosts {
+            let machines = || self.cluster.machines.iter().filter(|(_, m)| !m.is_saved);
+            let here = machines().filter(|(_, m)| m.at == *id || m.moves_to == Some(*id));
+            if let Some(until) = host.until.filter(|until| self.now >= *until)
+                && let Some((machine, _)) = machines().find(|(_, m)| m.at == *id)
+            {
+                return Err(Wrong::Overrun(*machine, *id, self.now - until));
+            }
+            if here.map(|(_, machine)| machine.memory).sum::<u64>() > host.room {
+                return Err(Wrong::Full(*id));
+            }
+            let from = machines().filter(|(_, m)| m.at == *id && m.moves_to.is_some());
+            let to = machines().filter(|(_, m)| m.moves_to == Some(*id));
+            if from.count() > 1 || to.count() > 1 {
+                return Err(Wrong::Crowd(*id));
+            }
+        }
+        let staying = self
+            .cluster
+            .hosts
+            .values()
+            .filter(|host| !host.leaves)
+            .count();
+        // Those that end while a replacement is on its way.
+        if staying + self.cluster.asked > 2 * self.cluster.wanted.max(1) + 8 {
+            return Err(Wrong::TooMany(staying + self.cluster.asked));
+        }
+        Ok(())
+    }
+
+    /// Whether machines are even, once nothing has happened for long.
+    fn settle(&mut self) -> Result<(), Wrong> {
+        for host in self.cluster.hosts.values_mut() {
+            host.until = None;
+        }
+        self.queue.clear();
+        self.cluster.asked = 0;
+        self.cluster.wanted = 0;
+        for _ in 0..2400 {
+            self.now += TICK;
+            self.arrive();
+            self.obey()?;
+            self.check()?;
+        }
+        let on = |host: &HostId| {
+            let machines = self.cluster.machines.values();
+            machines.filter(|machine| machine.at == *host).count()
+        };
+        let staying = self.cluster.hosts.iter().filter(|(_, host)| !host.leaves);
+        let counts: Vec<usize> = staying.map(|(id, _)| on(id)).collect();
+        let (most, least) = (counts.iter().max(), counts.iter().min());
+        match most.zip(least) {
+            Some((most, least)) if most - least > 1 => Err(Wrong::Uneven(counts)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn history(mut world: World) -> Result<usize, Wrong> {
+    while world.now < END {
+        world.step()?;
+    }
+    world.settle()?;
+    Ok(world.moves)
+}
+
+fn histories(count: u64) {
+    let seed = seed();
+    let mut moves = 0;
+    for number in 0..count {
+        let seed = seed.wrapping_add(number);
+        match history(World::new(seed)) {
+            Ok(count) => moves += count,
+            Err(wrong) => panic!("WEFT_SEED={seed}: {wrong:?}"),
+        }
+    }
+    assert!(moves > 10 * count as usize, "{moves} moves");
+}
+
+#[test]
+fn no_machine_is_where_its_host_has_ended() {
+    histories(HISTORIES);
+}
+
+#[test]
+#[ignore = "minutes: thousands of histories"]
+fn no_machine_is_where_its_host_has_ended_in_thousands() {
+    histories(5000);
+}
+
+/// A launcher that takes moves for ten times as fast as they are, and learns nothing: as with a
+/// constant release time that is too short. The checker sees it.
+#[test]
+fn a_release_that_begins_too_late_is_seen() {
+    let overruns = (0..50).filter(|number| {
+        let mut world = World::new(1000 + number);
+        world.forecast = Forecast::new(10.0 * LINK);
+        world.learns = false;
+        world.rules.margin = Duration::from_secs(1);
+        matches!(history(world), Err(Wrong::Overrun(..)))
+    });
+    let overruns = overruns.count();
+    assert!(overruns > 10, "{overruns}");
+}
