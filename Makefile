@@ -57,6 +57,9 @@ guest: ## Builds the small guest kernel and the busybox initrd (minutes, once)
 guest-debian: ## Fetches Debian's own kernel and makes a Debian root image
 	@bash guest/build --out $(IMAGES) debian clients
 
+guest-mpi: ## Makes the guest image for MPI, and programs for it
+	@bash guest/build --out $(IMAGES) mpi scalapack
+
 demo: setup build programs guest ## Sorts and searches on two nodes, boots Linux over both, moves one about
 	WEFT=$(abspath $(RELEASE))/weft BENCH=$(abspath $(RELEASE))/weft-bench \
 		PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
@@ -148,4 +151,4 @@ clean: ## Removes what was built
 
 # In order: the set-up first. Cargo uses all processors by itself.
 .NOTPARALLEL:
-.PHONY: help setup build under-test programs guest guest-debian demo check unit damage e2e test bench soak ab miri models deny fuzz fuzz-replay images docs-check install uninstall clean
+.PHONY: help setup build under-test programs guest guest-debian guest-mpi demo check unit damage e2e test bench soak ab miri models deny fuzz fuzz-replay images docs-check install uninstall clean
