@@ -134,6 +134,14 @@ impl Driver<'_> {
         for entry in runs.iter().chain(waits) {
             let name = text(entry, "name");
             if !self.aggregates.iter().any(|of| is_of(of, name)) {
+                let home = HOSTS.iter().position(|host| *host == text(entry, "home"));
+                let left = home.is_some_and(|home| !self.site.fleet.hosts[home].is_member);
+                if left && entry["agent"] == false {
+                    // No daemon of its home can tell the cluster that it has ended.
+                    let line = format!("cluster forget {name}");
+                    self.note(&line);
+                    self.site.fleet.call(0, &words(&line))?;
+                }
                 return Ok(Some(format!(
                     "{name} is in the store, and nothing of it runs"
                 )));
