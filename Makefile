@@ -84,9 +84,7 @@ check: docs-check ## Format, lints, links, language, layers, rustdoc, licences
 # A test that cannot run here passes, and says so in a line of standard error,
 # which is repeated at the end.
 unit: ## Tests that need no privilege and no network
-	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; set -o pipefail; \
-	{ $(CARGO) test $(OTHERS) 2>&1 >&3 3>&- | tee "$$said" >&2; } 3>&1; status=$$?; \
-	grep '^skipped: ' "$$said" || true; exit $$status
+	@python3 .ci/unit.py $(CARGO) $(OTHERS)
 
 # Without the images, where the host lacks what making them takes (77): what needs
 # them is skipped, and named at the end.

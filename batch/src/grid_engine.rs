@@ -1,7 +1,8 @@
 //! Grid Engine (8.1 and its kin), through `qsub`, `qstat` and `qdel`.
 //!
 //! At a job's end there is no TERM. With `-notify` USR2 comes the queue's `notify` before KILL,
-//! at the limit and after `qdel`.
+//! at the limit and after `qdel`; on a loaded machine it was left out now and then. So a job's
+//! program must know its end by itself.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};

