@@ -107,8 +107,9 @@ test: setup check unit e2e ## All of it
 bench: build programs guest guest-debian ## Measures, and renews the tables of bench/RESULTS.md
 	$(BENCH) $(BENCHMARKS)
 
-soak: build damage programs guest guest-debian ## The long tests, for a night
+soak: build damage programs guest guest-debian guest-mpi ## The long tests, for a night
 	$(CARGO) test --release $(OTHERS) -- --ignored
+	tests/mpi/two-machines --weft $(RELEASE)/weft --guest $(IMAGES) --machines 4 || [ $$? -eq 77 ]
 	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS) \
 		--node-boots $(SOAK_NODE_BOOTS) --lend-seconds $(SOAK_LEND_SECONDS) \
 		--cluster-seconds $(SOAK_CLUSTER_SECONDS)
