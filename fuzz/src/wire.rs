@@ -274,9 +274,13 @@ pub fn handshake(input: &[u8]) {
         return;
     };
     let ours = keys::generate().expect("random bytes");
-    if let weft_wire::handshake::Opening::Link { .. } = incoming.opening() {
-        assert!(incoming.link(&KEY).is_err());
-    } else {
-        assert!(incoming.control(&ours, |_| true).is_err());
+    match incoming.opening() {
+        weft_wire::handshake::Opening::Link { .. } => assert!(incoming.link(&KEY).is_err()),
+        weft_wire::handshake::Opening::Control => {
+            assert!(incoming.control(&ours, |_| true).is_err());
+        }
+        weft_wire::handshake::Opening::Switch => {
+            assert!(incoming.switch(&ours, |_| true).is_err());
+        }
     }
 }

@@ -5,14 +5,15 @@
 //! 1. both sides at once, in the clear: the *preamble*, `WEFT` and the protocol
 //!    version (`u32`), so that incompatible versions are reported as such;
 //! 2. the dialling side, in the clear: the *opening*, one byte of purpose (1:
-//!    control, 2: link) and 16 bytes of ticket (zero for control);
+//!    control, 2: link, 3: switch) and 16 bytes of ticket (zero for control and
+//!    switch);
 //! 3. a Noise handshake, each message preceded by its length (`u16`,
-//!    big-endian). Control: `XX`, both sides' static keys. Link: `NNpsk0`, a
-//!    secret that both sides got over their control connections, named by the
-//!    ticket. The prologue is the protocol's name, the version and the opening,
-//!    so none of them can be altered;
-//! 4. control only: one sealed record from the accepting side with its verdict
-//!    on the dialling side's key.
+//!    big-endian). Control and switch: `XX`, both sides' static keys. Link:
+//!    `NNpsk0`, a secret that both sides got over their control connections,
+//!    named by the ticket. The prologue is the protocol's name, the version and
+//!    the opening, so none of them can be altered;
+//! 4. control and switch: one sealed record from the accepting side with its
+//!    verdict on the dialling side's key.
 //!
 //! States of the dialling side: preamble → opening → Noise → (verdict) →
 //! keyed; of the accepting side: preamble → opening → [`Incoming`] → Noise →
@@ -31,7 +32,7 @@ use snow::{Builder, HandshakeState};
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-/// Noise pattern of control connections.
+/// Noise pattern of control connections, and of those between switches.
 pub const CONTROL_PATTERN: &str = "Noise_XX_25519_AESGCM_SHA256";
 /// Noise pattern of links.
 pub const LINK_PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
@@ -43,6 +44,7 @@ const PROTOCOL_NAME: &[u8] = b"weft-wire";
 const NOISE_MESSAGE_MAX: usize = 256;
 const PURPOSE_CONTROL: u8 = 1;
 const PURPOSE_LINK: u8 = 2;
+const PURPOSE_SWITCH: u8 = 3;
 const OPENING_BYTES: usize = 17;
 const ACCEPTED: u8 = 1;
 
@@ -120,6 +122,9 @@ pub enum Opening {
         /// Names the secret.
         ticket: Ticket,
     },
+    /// A connection between two switches. Its purpose is its own, so that a
+    /// connection to a switch that is led to a daemon with the same key is refused.
+    Switch,
 }
 
 /// A connection with fresh keys, for a [`crate::LinkKind::Sealed`].
@@ -130,6 +135,12 @@ pub struct Keyed {
     pub send_key: [u8; KEY_BYTES],
     /// Key for what this side receives.
     pub receive_key: [u8; KEY_BYTES],
+}
+
+impl Keyed {
+    fn into_channel(self) -> Result<Channel, HandshakeError> {
+        Channel::sealed(self.socket, self.send_key, self.receive_key).map_err(HandshakeError::Io)
+    }
 }
 
 impl std::fmt::Debug for Keyed {
@@ -150,9 +161,33 @@ pub fn dial_control(
     expected: &PublicKey,
     timeout: Duration,
 ) -> Result<Channel, HandshakeError> {
+    dial_known(Opening::Control, socket, keys, expected, timeout)?.into_channel()
+}
+
+/// Dials another switch: proves to have `keys` and demands `expected`.
+///
+/// # Errors
+/// See [`HandshakeError`].
+pub fn dial_switch(
+    socket: Socket,
+    keys: &StaticKeys,
+    expected: &PublicKey,
+    timeout: Duration,
+) -> Result<Keyed, HandshakeError> {
+    dial_known(Opening::Switch, socket, keys, expected, timeout)
+}
+
+/// Dials a connection on which both sides prove their static keys.
+fn dial_known(
+    opening: Opening,
+    socket: Socket,
+    keys: &StaticKeys,
+    expected: &PublicKey,
+    timeout: Duration,
+) -> Result<Keyed, HandshakeError> {
     let mut talk = Talk::new(socket, timeout);
     talk.preamble()?;
-    let opening = talk.send_opening(Opening::Control)?;
+    let opening = talk.send_opening(opening)?;
     let prologue = prologue(&opening);
     let mut noise = builder(CONTROL_PATTERN, &prologue)?
         .local_private_key(keys.private())
@@ -177,7 +212,7 @@ pub fn dial_control(
     if verdict != ACCEPTED {
         return Err(HandshakeError::Refused { ours });
     }
-    talk.into_channel(keyed)
+    Ok(talk.renewed(keyed))
 }
 
 /// Dials a link that `ticket` and `secret` belong to.
@@ -220,6 +255,7 @@ pub fn accept(socket: Socket, timeout: Duration) -> Result<Incoming, HandshakeEr
     let (purpose, ticket) = (bytes[0], &bytes[1..]);
     let opening = match purpose {
         PURPOSE_CONTROL if ticket == [0; 16] => Opening::Control,
+        PURPOSE_SWITCH if ticket == [0; 16] => Opening::Switch,
         PURPOSE_LINK => Opening::Link {
             ticket: core::array::from_fn(|index| ticket[index]),
         },
@@ -256,10 +292,36 @@ impl Incoming {
         keys: &StaticKeys,
         trusted: impl FnOnce(&PublicKey) -> bool,
     ) -> Result<(Channel, PublicKey), HandshakeError> {
-        let mut talk = self.talk;
         if self.opening != Opening::Control {
             return Err(HandshakeError::Malformed("not a control connection"));
         }
+        let (keyed, found) = self.known(keys, trusted)?;
+        Ok((keyed.into_channel()?, found))
+    }
+
+    /// Goes on as a connection between switches, with both keys as for
+    /// [`Incoming::control`].
+    ///
+    /// # Errors
+    /// See [`HandshakeError`].
+    pub fn switch(
+        self,
+        keys: &StaticKeys,
+        trusted: impl FnOnce(&PublicKey) -> bool,
+    ) -> Result<(Keyed, PublicKey), HandshakeError> {
+        if self.opening != Opening::Switch {
+            return Err(HandshakeError::Malformed("not from a switch"));
+        }
+        self.known(keys, trusted)
+    }
+
+    /// A connection on which both sides prove their static keys.
+    fn known(
+        self,
+        keys: &StaticKeys,
+        trusted: impl FnOnce(&PublicKey) -> bool,
+    ) -> Result<(Keyed, PublicKey), HandshakeError> {
+        let mut talk = self.talk;
         let mut noise = builder(CONTROL_PATTERN, &self.prologue)?
             .local_private_key(keys.private())
             .and_then(Builder::build_responder)
@@ -274,7 +336,7 @@ impl Incoming {
         if !accepted {
             return Err(HandshakeError::Untrusted { found });
         }
-        Ok((talk.into_channel(keyed)?, found))
+        Ok((talk.renewed(keyed), found))
     }
 
     /// Goes on as a link with the secret that the ticket names.
@@ -283,7 +345,7 @@ impl Incoming {
     /// See [`HandshakeError`].
     pub fn link(self, secret: &Secret) -> Result<Keyed, HandshakeError> {
         let mut talk = self.talk;
-        if self.opening == Opening::Control {
+        if !matches!(self.opening, Opening::Link { .. }) {
             return Err(HandshakeError::Malformed("not a link"));
         }
         let mut noise = builder(LINK_PATTERN, &self.prologue)?
@@ -387,6 +449,7 @@ impl Talk {
         let mut bytes = [0; OPENING_BYTES];
         match opening {
             Opening::Control => bytes[0] = PURPOSE_CONTROL,
+            Opening::Switch => bytes[0] = PURPOSE_SWITCH,
             Opening::Link { ticket } => {
                 bytes[0] = PURPOSE_LINK;
                 bytes[1..].copy_from_slice(&ticket);
@@ -451,7 +514,11 @@ impl Talk {
 
     /// The verdict used up the first nonce of one direction, so both keys move
     /// on.
-    fn into_channel(self, keyed: KeyPair) -> Result<Channel, HandshakeError> {
-        Channel::sealed(self.socket, rekey(&keyed.0), rekey(&keyed.1)).map_err(HandshakeError::Io)
+    fn renewed(self, keyed: KeyPair) -> Keyed {
+        Keyed {
+            socket: self.socket,
+            send_key: rekey(&keyed.0),
+            receive_key: rekey(&keyed.1),
+        }
     }
 }

@@ -10,7 +10,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use weft_wire::channel::{Channel, ChannelError, MESSAGE_MAX};
-use weft_wire::handshake::{HandshakeError, Keyed, Opening, accept, dial_control, dial_link};
+use weft_wire::handshake::{
+    HandshakeError, Keyed, Opening, accept, dial_control, dial_link, dial_switch,
+};
 use weft_wire::hello::{self, Hello};
 use weft_wire::keys::{self, PublicKey, StaticKeys};
 use weft_wire::socket::Socket;
@@ -69,6 +71,44 @@ fn a_host_with_another_key_is_named() {
         matches!(outcome, Err(HandshakeError::Closed)),
         "{outcome:?}"
     );
+}
+
+#[test]
+fn switches_prove_their_keys_and_are_served_by_no_daemon() {
+    let (one, other) = (keys::generate().unwrap(), keys::generate().unwrap());
+    let (ours, theirs) = (one.public(), other.public());
+    let serve = |far: TcpStream, keys: StaticKeys| {
+        std::thread::spawn(move || {
+            let incoming = accept(far.into(), LONG)?;
+            assert_eq!(incoming.opening(), Opening::Switch);
+            incoming.switch(&keys, |key| *key == ours)
+        })
+    };
+    let (near, far) = tcp_pair();
+    let server = serve(far, other.clone());
+    let near = dial_switch(near.into(), &one, &theirs, LONG).unwrap();
+    let (far, who) = server.join().unwrap().unwrap();
+    assert_eq!(who, ours);
+    assert_eq!(
+        (near.send_key, near.receive_key),
+        (far.receive_key, far.send_key)
+    );
+    let (near, far) = tcp_pair();
+    let server = serve(far, one.clone());
+    let refused = dial_switch(near.into(), &other, &ours, LONG).map(|_| ());
+    assert!(matches!(refused, Err(HandshakeError::Refused { .. })));
+    let untrusted = server.join().unwrap().map(|_| ());
+    assert!(matches!(untrusted, Err(HandshakeError::Untrusted { .. })));
+    // The purpose is part of what both sides authenticate.
+    let (near, far) = tcp_pair();
+    let daemon = std::thread::spawn(move || {
+        accept(far.into(), LONG).and_then(|incoming| incoming.control(&other, |_| true).map(|_| ()))
+    });
+    assert!(dial_switch(near.into(), &one, &theirs, LONG).is_err());
+    assert!(matches!(
+        daemon.join().unwrap(),
+        Err(HandshakeError::Malformed(_))
+    ));
 }
 
 #[test]

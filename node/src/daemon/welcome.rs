@@ -96,6 +96,8 @@ fn prove(
             }
             Ok(None)
         }
+        // A switch is another process, at another port.
+        Opening::Switch => Err(HandshakeError::Malformed("a switch is not served here").into()),
         Opening::Control => {
             let borrows = |key: &_| {
                 let peer = shared.peer(key);

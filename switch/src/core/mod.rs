@@ -1,0 +1,513 @@
+//! Which frame goes where.
+//!
+//! Every switch of a cluster has a port for each machine on its host and one for each other
+//! switch (a *peer*): a full mesh. It learns from a frame's source at which port an address
+//! is. What is sent to a known address goes to that port; what is sent to all, or to an
+//! unknown address, goes to all machines and, if it comes from a machine, to all peers.
+//!
+//! Invariants:
+//!
+//! - A frame that came from a peer never goes to a peer. So a frame crosses at most one link
+//!   between switches, and there is no loop.
+//! - A frame goes to a port at most once, and never to the port that it came from.
+//! - Frames from one port to another leave in the order in which they came.
+//! - What waits, and what is remembered, has a bound in number and in time: [`FRAMES_MAX`],
+//!   [`FRAME_AGE_MS`], [`ADDRESS_AGE_MS`], [`GONE_MS`], and the shares of addresses.
+//!
+//! **A machine that moves** is heard at another port. From then on its frames go there, and
+//! those that waited at its former port follow, except those that came from a peer and would
+//! go to a peer. An address at a machine of this switch moves to a peer only by an
+//! *announcement*: other frames from there may be older than the machine's arrival here.
+//!
+//! **A link that broke** may have lost announcements. When it is up again, each side forgets
+//! what it knew to be behind the other, and is told by it what is there and for how long. Of
+//! two claims the younger one counts. A frame that arrives for an address that is at another
+//! switch is dropped, and its sender is told that the address is not here.
+//!
+//! Time is in milliseconds from any start; it never goes back.
+
+mod ethernet;
+mod port;
+mod table;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::frames::{Address, Message};
+use ethernet::Header;
+use port::{Notice, Port, Waiting};
+use table::{Place, Table};
+
+pub use port::{BYTES_MAX, Counters, FRAMES_MAX, Kind, NOTICES_MAX, PortId};
+
+/// Connected machines of a switch.
+pub const MACHINES_MAX: usize = 64;
+/// Machines that are gone and whose frames are kept.
+pub const GONE_MAX: usize = 64;
+/// Other switches.
+pub const PEERS_MAX: usize = 64;
+/// Addresses of a machine: its own, and those of machines and containers inside it.
+pub const MACHINE_ADDRESSES_MAX: usize = 64;
+/// Addresses of a peer: those of all of its machines.
+pub const PEER_ADDRESSES_MAX: usize = MACHINES_MAX * MACHINE_ADDRESSES_MAX;
+/// How long a frame may wait: by then its sender has sent it again, or given up.
+pub const FRAME_AGE_MS: u64 = 120_000;
+/// How long an address is remembered that is not heard.
+pub const ADDRESS_AGE_MS: u64 = 300_000;
+/// How long the place of a machine is kept that has left and was not heard elsewhere.
+pub const GONE_MS: u64 = 10_000;
+
+/// There are as many ports of that kind as may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the switch has {0} {1} already, and no more are allowed")]
+pub struct Full(usize, &'static str);
+
+/// What the switch did, over all ports.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// Frames that went to all: their destination is all, or unknown.
+    pub flooded: u64,
+    /// Addresses that were heard at another port than before.
+    pub moved: u64,
+    /// Frames that followed an address to its new port.
+    pub followed: u64,
+    /// Frames back to the machine that they came from.
+    pub returned: u64,
+}
+
+/// The switch.
+#[derive(Debug, Default)]
+pub struct Switch {
+    ports: BTreeMap<PortId, Port>,
+    table: Table,
+    totals: Totals,
+    next: u32,
+}
+
+/// What goes out next at a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outgoing {
+    /// Only to peers.
+    Here { address: Address, age_ms: u32 },
+    /// Only to peers.
+    Gone(Address),
+    /// A frame.
+    Frame(Arc<[u8]>),
+}
+
+impl Outgoing {
+    /// As it goes on the wire.
+    pub fn message(&self) -> Message<'_> {
+        match self {
+            Outgoing::Here { address, age_ms } => Message::Here {
+                address: *address,
+                age_ms: *age_ms,
+            },
+            Outgoing::Gone(address) => Message::Gone(*address),
+            Outgoing::Frame(frame) => Message::Frame(frame),
+        }
+    }
+}
+
+/// Ports come and go.
+impl Switch {
+    /// A machine has connected.
+    ///
+    /// # Errors
+    /// There are [`MACHINES_MAX`].
+    pub fn add_machine(&mut self) -> Result<PortId, Full> {
+        let kind = Kind::Machine { gone: None };
+        self.add(kind, MACHINES_MAX, "machines", Kind::is_connected_machine)
+    }
+
+    /// There is another switch. Its port is down.
+    ///
+    /// # Errors
+    /// There are [`PEERS_MAX`].
+    pub fn add_peer(&mut self) -> Result<PortId, Full> {
+        let kind = Kind::Peer { up: false };
+        self.add(kind, PEERS_MAX, "peers", Kind::is_peer)
+    }
+
+    fn add(
+        &mut self,
+        kind: Kind,
+        max: usize,
+        what: &'static str,
+        counts: impl Fn(Kind) -> bool,
+    ) -> Result<PortId, Full> {
+        if self.ports.values().filter(|port| counts(port.kind)).count() >= max {
+            return Err(Full(max, what));
+        }
+        let id = PortId(self.next);
+        self.next += 1;
+        self.ports.insert(id, Port::new(kind));
+        Ok(id)
+    }
+
+    /// A machine's connection has ended: it has moved, or will be back, or has ended.
+    pub fn machine_gone(&mut self, id: PortId, now: u64) {
+        let Some(port) = self.ports.get_mut(&id) else {
+            return;
+        };
+        if !port.kind.is_connected_machine() {
+            return;
+        }
+        if self.table.count(id) == 0 {
+            return self.remove_machine(id);
+        }
+        port.kind = Kind::Machine { gone: Some(now) };
+        // Others have a copy of these.
+        port.drop_stale(|waiting| !waiting.known);
+        let gone = |port: &Port| matches!(port.kind, Kind::Machine { gone: Some(_) });
+        let all: Vec<PortId> = self.ids(gone);
+        if all.len() > GONE_MAX {
+            self.remove_machine(all[0]);
+        }
+    }
+
+    /// A peer is no more.
+    pub fn remove_peer(&mut self, id: PortId) {
+        self.table.remove_port(id);
+        self.ports.remove(&id);
+    }
+
+    /// There is a new link to a peer: each side tells the other what is behind it.
+    pub fn peer_up(&mut self, id: PortId) {
+        let Some(port) = self.ports.get(&id).filter(|port| port.kind.is_peer()) else {
+            return;
+        };
+        let old: Vec<Address> = {
+            let waiting = port.waiting().iter().map(|waiting| waiting.source);
+            waiting.filter(|source| !self.is_here(*source)).collect()
+        };
+        self.table.remove_port(id);
+        let here = self.ids(|port| port.kind.is_connected_machine());
+        let here: Vec<Address> = here.iter().flat_map(|id| self.table.at(*id)).collect();
+        if let Some(port) = self.ports.get_mut(&id) {
+            port.kind = Kind::Peer { up: true };
+            // Their machines have left meanwhile: the peer would take them to be here.
+            port.drop_stale(|waiting| old.contains(&waiting.source));
+            port.notices.clear();
+            here.into_iter()
+                .for_each(|address| port.tell(Notice::Here(address)));
+        }
+    }
+
+    /// The link to a peer is broken. Frames wait for the next one.
+    pub fn peer_down(&mut self, id: PortId) {
+        if let Some(port) = self.ports.get_mut(&id)
+            && port.kind.is_peer()
+        {
+            port.kind = Kind::Peer { up: false };
+            port.notices.clear();
+        }
+    }
+
+    /// Whether an address is at a machine that is connected here.
+    fn is_here(&self, address: Address) -> bool {
+        let place = self.table.get(address);
+        let port = place.and_then(|place| self.ports.get(&place.port));
+        port.is_some_and(|port| port.kind.is_connected_machine())
+    }
+
+    /// A machine that is gone is forgotten, here and by the peers.
+    fn remove_machine(&mut self, id: PortId) {
+        self.table.remove_port(id);
+        let Some(Port { heard, .. }) = self.ports.remove(&id) else {
+            return;
+        };
+        for port in self.ports.values_mut() {
+            if port.kind == (Kind::Peer { up: true }) {
+                heard
+                    .iter()
+                    .for_each(|address| port.tell(Notice::Gone(*address)));
+            }
+        }
+    }
+
+    fn ids(&self, wanted: impl Fn(&Port) -> bool) -> Vec<PortId> {
+        let ports = self.ports.iter().filter(|(_, port)| wanted(port));
+        ports.map(|(id, _)| *id).collect()
+    }
+}
+
+/// What comes in.
+impl Switch {
+    /// A frame has come from a port.
+    pub fn receive(&mut self, from: PortId, frame: &[u8], now: u64) {
+        let Some(port) = self.ports.get_mut(&from) else {
+            return;
+        };
+        port.counters.frames_in += 1;
+        port.counters.bytes_in += frame.len() as u64;
+        let from_peer = port.kind.is_peer();
+        let Some(header) = Header::parse(frame) else {
+            port.counters.broken += 1;
+            return;
+        };
+        if !self.learn(from, &header, now) {
+            if let Some(port) = self.ports.get_mut(&from) {
+                port.counters.refused += 1;
+            }
+            return;
+        }
+        let waiting = |known| Waiting {
+            frame: frame.into(),
+            destination: header.destination,
+            source: header.source,
+            since: now,
+            known,
+            from,
+            from_peer,
+        };
+        let place = match header.destination {
+            group if group.is_group() => None,
+            one => self.table.get(one),
+        };
+        match place.map(|place| place.port) {
+            None => self.flood(from, &waiting(false)),
+            Some(to) if to == from && !from_peer => self.totals.returned += 1,
+            Some(to) if from_peer && self.is_peer(to) => {
+                if let Some(port) = self.ports.get_mut(&from) {
+                    port.counters.misdirected += 1;
+                    port.tell(Notice::Gone(header.destination));
+                }
+            }
+            Some(to) => {
+                if let Some(port) = self.ports.get_mut(&to) {
+                    port.push(waiting(true));
+                }
+            }
+        }
+    }
+
+    /// A peer says that an address is behind it, for so long.
+    pub fn receive_here(&mut self, from: PortId, address: Address, age_ms: u32, now: u64) {
+        if address.is_group() || !self.is_peer(from) {
+            return;
+        }
+        let since = now.saturating_sub(age_ms.into());
+        let place = Place {
+            port: from,
+            since,
+            heard: now,
+        };
+        match self.table.get(address) {
+            Some(old) if old.port == from => self.table.hear(address, now),
+            Some(old) if old.since >= since => {}
+            old => drop(self.put(address, old, place)),
+        }
+    }
+
+    /// A peer says that an address is not behind it.
+    pub fn receive_gone(&mut self, from: PortId, address: Address) {
+        if self
+            .table
+            .get(address)
+            .is_some_and(|place| place.port == from)
+        {
+            self.table.remove(address);
+        }
+    }
+
+    fn is_peer(&self, id: PortId) -> bool {
+        self.ports.get(&id).is_some_and(|port| port.kind.is_peer())
+    }
+
+    /// Writes down where a frame's source is; false where it may not have an address there.
+    fn learn(&mut self, from: PortId, header: &Header, now: u64) -> bool {
+        let old = self.table.get(header.source);
+        let place = Place {
+            port: from,
+            since: now,
+            heard: now,
+        };
+        match old {
+            Some(old) if old.port == from => {
+                self.table.hear(header.source, now);
+                true
+            }
+            Some(_) if self.is_peer(from) && !header.announces && self.is_here(header.source) => {
+                true
+            }
+            old => self.put(header.source, old, place),
+        }
+    }
+
+    /// Writes down a new place; what waits at the old one follows.
+    fn put(&mut self, address: Address, old: Option<Place>, new: Place) -> bool {
+        let share = match self.is_peer(new.port) {
+            true => PEER_ADDRESSES_MAX,
+            false => MACHINE_ADDRESSES_MAX,
+        };
+        if !self.table.put(address, new, share) {
+            return false;
+        }
+        if let Some(port) = self.ports.get_mut(&new.port) {
+            port.hear(address);
+        }
+        if let Some(old) = old {
+            self.totals.moved += 1;
+            self.follow(address, old.port, new.port);
+        }
+        true
+    }
+
+    fn follow(&mut self, address: Address, old: PortId, new: PortId) {
+        let to_peer = self.is_peer(new);
+        let Some(port) = self.ports.get_mut(&old) else {
+            return;
+        };
+        let of_address = |waiting: &Waiting| waiting.known && waiting.destination == address;
+        let all = port.extract(of_address);
+        let (left, follow): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|waiting| waiting.from_peer && to_peer || waiting.from == new);
+        port.counters.stale += left.len() as u64;
+        let is_gone = matches!(port.kind, Kind::Machine { gone: Some(_) });
+        if is_gone && self.table.count(old) == 0 {
+            self.remove_machine(old);
+        }
+        if let Some(port) = self.ports.get_mut(&new) {
+            self.totals.followed += follow.len() as u64;
+            follow.into_iter().for_each(|waiting| port.push(waiting));
+        }
+    }
+
+    fn flood(&mut self, from: PortId, waiting: &Waiting) {
+        self.totals.flooded += 1;
+        // An old frame of a machine that has come here meanwhile: not back to it.
+        let own = self.table.get(waiting.source).map(|place| place.port);
+        for (id, port) in &mut self.ports {
+            let goes = match port.kind {
+                Kind::Machine { gone } => gone.is_none(),
+                Kind::Peer { .. } => !waiting.from_peer,
+            };
+            if goes && *id != from && Some(*id) != own {
+                port.push(waiting.clone());
+            }
+        }
+    }
+}
+
+/// What goes out.
+impl Switch {
+    /// Whether there is something for a port that can go.
+    pub fn has_output(&self, id: PortId) -> bool {
+        self.ports.get(&id).is_some_and(|port| match port.kind {
+            Kind::Machine { gone: None } => !port.waiting().is_empty(),
+            Kind::Peer { up: true } => !port.waiting().is_empty() || !port.notices.is_empty(),
+            _ => false,
+        })
+    }
+
+    /// The frames that wait for a machine, the oldest first.
+    pub fn waiting(&self, id: PortId) -> impl Iterator<Item = &[u8]> {
+        let port = self.ports.get(&id);
+        let frames = port.into_iter().flat_map(|port| port.waiting());
+        frames.map(|waiting| &*waiting.frame)
+    }
+
+    /// Takes off what goes out next at a port, if it can go.
+    pub fn next(&mut self, id: PortId, now: u64) -> Option<Outgoing> {
+        loop {
+            if !self.has_output(id) {
+                return None;
+            }
+            let port = self.ports.get_mut(&id)?;
+            if let Some(notice) = port.notices.pop_front() {
+                match self.notice(notice, now) {
+                    None => continue,
+                    some => return some,
+                }
+            }
+            let waiting = port.pop()?;
+            let is_peer = port.kind.is_peer();
+            // The machine that sent it has left: the peer would take it to be here.
+            let place = self.table.get(waiting.source);
+            let left = is_peer && place.is_none_or(|place| self.is_peer(place.port));
+            let port = self.ports.get_mut(&id)?;
+            if left {
+                port.counters.stale += 1;
+                continue;
+            }
+            port.counters.frames_out += 1;
+            port.counters.bytes_out += waiting.frame.len() as u64;
+            return Some(Outgoing::Frame(waiting.frame));
+        }
+    }
+
+    /// What a peer is told, if it is still true.
+    fn notice(&self, notice: Notice, now: u64) -> Option<Outgoing> {
+        match notice {
+            Notice::Here(address) => {
+                let place = self.table.get(address).filter(|_| self.is_here(address))?;
+                let age_ms = now
+                    .saturating_sub(place.since)
+                    .try_into()
+                    .unwrap_or(u32::MAX);
+                Some(Outgoing::Here { address, age_ms })
+            }
+            Notice::Gone(address) => (!self.is_here(address)).then_some(Outgoing::Gone(address)),
+        }
+    }
+
+    /// Forgets what is too old. Called each second.
+    pub fn tick(&mut self, now: u64) {
+        for port in self.ports.values_mut() {
+            port.drop_before(now.saturating_sub(FRAME_AGE_MS));
+        }
+        self.table.forget_before(now.saturating_sub(ADDRESS_AGE_MS));
+        let old = self.ids(|port| match port.kind {
+            Kind::Machine { gone: Some(since) } => now.saturating_sub(since) >= GONE_MS,
+            _ => false,
+        });
+        old.into_iter().for_each(|id| self.remove_machine(id));
+    }
+}
+
+/// What can be looked at.
+impl Switch {
+    /// The counters of a port.
+    pub fn counters(&self, id: PortId) -> Option<Counters> {
+        Some(self.ports.get(&id)?.counters)
+    }
+
+    /// The counters of the whole.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// The port at which an address is.
+    pub fn port_of(&self, address: Address) -> Option<PortId> {
+        self.table.get(address).map(|place| place.port)
+    }
+
+    /// The addresses at a port, in order.
+    pub fn addresses(&self, id: PortId) -> Vec<Address> {
+        self.table.at(id)
+    }
+
+    /// How many addresses are known.
+    pub fn known(&self) -> usize {
+        self.table.len()
+    }
+
+    /// How many frames wait, gone machines' included.
+    pub fn frames_waiting(&self) -> usize {
+        self.ports.values().map(|port| port.waiting().len()).sum()
+    }
+
+    /// All ports.
+    pub fn ports(&self) -> impl Iterator<Item = (PortId, Kind)> {
+        self.ports.iter().map(|(id, port)| (*id, port.kind))
+    }
+}
+
+#[cfg(test)]
+mod simulation_tests;
+#[cfg(test)]
+mod tests;
