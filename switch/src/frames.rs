@@ -109,6 +109,17 @@ impl Message<'_> {
         }
     }
 
+    /// How many bytes [`Message::write`] appends.
+    pub fn length(&self) -> usize {
+        LENGTH
+            + match self {
+                Message::KeepAlive => 0,
+                Message::Here { .. } => HERE_BYTES,
+                Message::Gone(_) => GONE_BYTES,
+                Message::Frame(frame) => frame.len(),
+            }
+    }
+
     /// Appends the message with its length.
     pub fn write(&self, out: &mut Vec<u8>) {
         let mut length = |bytes: usize| out.extend((bytes as u32).to_be_bytes());
@@ -166,6 +177,7 @@ mod tests {
                 .collect();
             let mut stream = Vec::new();
             messages.iter().for_each(|message| message.write(&mut stream));
+            prop_assert_eq!(stream.len(), messages.iter().map(Message::length).sum::<usize>());
             let mut rest = &stream[..];
             let mut found = Vec::new();
             while let Some(bytes) = first(rest).unwrap() {

@@ -77,7 +77,7 @@ pub struct Totals {
     pub returned: u64,
 }
 
-/// The switch.
+/// Its ports, and what it knows of what is behind them.
 #[derive(Debug, Default)]
 pub struct Switch {
     ports: BTreeMap<PortId, Port>,
@@ -93,7 +93,7 @@ pub enum Outgoing {
     Here { address: Address, age_ms: u32 },
     /// Only to peers.
     Gone(Address),
-    /// A frame.
+    /// To machines and peers.
     Frame(Arc<[u8]>),
 }
 
@@ -501,7 +501,7 @@ impl Switch {
         self.ports.values().map(|port| port.waiting().len()).sum()
     }
 
-    /// All ports.
+    /// Gone machines included, the oldest first.
     pub fn ports(&self) -> impl Iterator<Item = (PortId, Kind)> {
         self.ports.iter().map(|(id, port)| (*id, port.kind))
     }

@@ -101,7 +101,7 @@ pub enum Notice {
     Gone(Address),
 }
 
-/// One port.
+/// Its kind, and what waits for it.
 #[derive(Debug)]
 pub struct Port {
     pub kind: Kind,

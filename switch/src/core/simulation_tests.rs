@@ -1,6 +1,6 @@
 //! Several switches, with machines that move, stand and go on, links that break and come
-//! back, and switches that are killed. What is right is judged here by who sent what to whom,
-//! without a look at any table.
+//! back, and switches that are killed. What is right is judged here by what each machine sent and
+//! received, without a look at any table.
 //!
 //! A failing run prints its seed: `WEFT_SEED=N cargo test -p weft-switch simulation`.
 

@@ -1,0 +1,152 @@
+//! The connection of a machine: frames after their lengths, both ways.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::os::unix::net::UnixStream;
+
+use crate::core::{PortId, Switch};
+use crate::frames::{FRAME_MAX, LENGTH, first};
+
+/// Bytes that are read at once.
+pub const INPUT: usize = 4 * FRAME_MAX;
+/// Frames that are written at once.
+const OUTPUT: usize = 64;
+/// Frames of the input that are passed on before the output goes: fewer than wait at a port.
+pub const BATCH: usize = 256;
+
+/// One machine.
+pub struct Machine {
+    socket: UnixStream,
+    input: Box<[u8]>,
+    /// What of `input` was read and not yet passed on.
+    start: usize,
+    end: usize,
+    /// The rest of a frame that went out in part: less than one frame.
+    rest: Vec<u8>,
+    /// The socket takes nothing for now.
+    pub blocked: bool,
+}
+
+impl Machine {
+    /// Over a socket that is connected.
+    ///
+    /// # Errors
+    /// It cannot be made not to wait.
+    pub fn new(socket: UnixStream) -> io::Result<Machine> {
+        socket.set_nonblocking(true)?;
+        Ok(Machine {
+            socket,
+            input: vec![0; INPUT].into(),
+            start: 0,
+            end: 0,
+            rest: Vec::new(),
+            blocked: false,
+        })
+    }
+
+    pub fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
+    /// Whether something waits that is not in the core any more.
+    pub fn has_rest(&self) -> bool {
+        !self.rest.is_empty()
+    }
+
+    /// Reads once.
+    ///
+    /// # Errors
+    /// It is closed, or fails.
+    pub fn fill(&mut self) -> io::Result<()> {
+        self.input.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        match self.socket.read(&mut self.input[self.end..]) {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                self.end += count;
+                Ok(())
+            }
+            Err(error) if is_wait(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Passes up to [`BATCH`] frames on; whether there are more.
+    ///
+    /// # Errors
+    /// A length that no frame has.
+    pub fn pass_on(&mut self, port: PortId, switch: &mut Switch, now: u64) -> io::Result<bool> {
+        for _ in 0..BATCH {
+            let found = first(&self.input[self.start..self.end])
+                .map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+            let Some(frame) = found else {
+                return Ok(false);
+            };
+            switch.receive(port, frame, now);
+            self.start += LENGTH + frame.len();
+        }
+        Ok(true)
+    }
+
+    /// Writes what waits, as far as the socket takes it. What it does not take stays in the
+    /// core, since it may have to follow the machine.
+    ///
+    /// # Errors
+    /// It is closed, or fails.
+    pub fn flush(&mut self, port: PortId, switch: &mut Switch, now: u64) -> io::Result<()> {
+        self.blocked = false;
+        while !self.rest.is_empty() {
+            match self.socket.write(&self.rest) {
+                Ok(count) => drop(self.rest.drain(..count)),
+                Err(error) => return self.wait(error),
+            }
+        }
+        while switch.has_output(port) {
+            let sent = {
+                let frames: Vec<&[u8]> = switch.waiting(port).take(OUTPUT).collect();
+                let length = |frame: &&[u8]| (frame.len() as u32).to_be_bytes();
+                let lengths: Vec<[u8; LENGTH]> = frames.iter().map(length).collect();
+                let pieces = lengths.iter().zip(&frames);
+                let pieces = pieces.flat_map(|(length, frame)| [&length[..], *frame]);
+                let pieces: Vec<IoSlice<'_>> = pieces.map(IoSlice::new).collect();
+                self.socket.write_vectored(&pieces)
+            };
+            match sent {
+                Ok(count) => self.take_off(count, port, switch, now),
+                Err(error) => return self.wait(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes off the frames of which so much was sent.
+    fn take_off(&mut self, mut sent: usize, port: PortId, switch: &mut Switch, now: u64) {
+        while sent > 0
+            && let Some(outgoing) = switch.next(port, now)
+        {
+            let mut whole = Vec::new();
+            let frame = outgoing.message();
+            let length = frame.length();
+            if sent < length {
+                frame.write(&mut whole);
+                self.rest.extend_from_slice(&whole[sent..]);
+            }
+            sent = sent.saturating_sub(length);
+        }
+    }
+
+    fn wait(&mut self, error: io::Error) -> io::Result<()> {
+        if error.kind() == ErrorKind::Interrupted {
+            return Ok(());
+        }
+        self.blocked = error.kind() == ErrorKind::WouldBlock;
+        match self.blocked {
+            true => Ok(()),
+            false => Err(error),
+        }
+    }
+}
+
+/// Whether to try again later.
+pub fn is_wait(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
