@@ -2,6 +2,7 @@
 //! from the same definitions.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -53,6 +54,10 @@ pub enum Command {
         #[command(subcommand)]
         command: VmCommand,
     },
+    /// Pass frames between the machines of this host and other hosts, as a process of a
+    /// malleable cluster
+    #[command(hide = true)]
+    Switch(SwitchArgs),
     /// List the running aggregates
     List {
         /// Print JSON
@@ -87,6 +92,25 @@ pub enum Command {
         /// The directory
         directory: Option<PathBuf>,
     },
+}
+
+/// `weft switch`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Orders are lines on standard input: {\"peer\":{\"key\":KEY,\"address\":\"HOST:PORT\"}}, \
+{\"leave\":KEY}, {\"counters\":true}. Reports are lines of JSON on standard output. The switch ends \
+when its standard input does."
+)]
+pub struct SwitchArgs {
+    /// Where other switches connect: an address of this host, and a port
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// The socket for this host's machines, which is made
+    #[arg(long, value_name = "SOCKET")]
+    pub machines: PathBuf,
+    /// The file with this switch's private key: `node.key` of `weft node init`, or one like it
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
 }
 
 /// `weft run`.

@@ -15,6 +15,7 @@ mod node;
 mod run;
 mod running;
 mod summary;
+mod switch;
 mod table;
 mod top;
 mod values;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Command::Node { command } => node::run(command),
         Command::Cluster { command } => cluster::run(command),
         Command::Vm { command } => vm::run(command, started),
+        Command::Switch(args) => switch::run(args),
         Command::List { json } => running::list(json),
         Command::Stretch { pid } => running::stretch(pid),
         Command::Shrink { pid, node } => running::shrink(pid, node),

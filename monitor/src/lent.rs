@@ -49,6 +49,7 @@ pub fn open(
 fn allowed(network: &Network, lender: &Lender) -> anyhow::Result<()> {
     match network {
         Network::Tap { name, .. } => lender.tap(name)?,
+        Network::Switch { socket, .. } => lender.switch(socket)?,
         Network::User {
             forwards,
             reaches_host,

@@ -76,16 +76,21 @@ fn frame(to: u8, from: u8, bytes: usize) -> Vec<u8> {
 }
 
 /// Sends each frame back to where it came from.
-fn echo(mut socket: UnixStream, bytes: usize) {
-    let (mut all, answer) = (vec![0; 4 + bytes], frame(1, 2, bytes));
+fn echo(mut socket: UnixStream, (to, from): (u8, u8), bytes: usize) {
+    let (mut all, answer) = (vec![0; 4 + bytes], frame(to, from, bytes));
     while socket.read_exact(&mut all).is_ok() && socket.write_all(&answer).is_ok() {}
 }
 
 /// Microseconds of a round trip, and frames each second one way with a window.
-fn measure((mut near, far): (UnixStream, UnixStream), bytes: usize, time: Duration) -> (f64, f64) {
+fn measure(
+    (mut near, far): (UnixStream, UnixStream),
+    (one, other): (u8, u8),
+    bytes: usize,
+    time: Duration,
+) -> (f64, f64) {
     let stop = far.try_clone().expect("descriptors");
-    let there = thread::spawn(move || echo(far, bytes));
-    let (request, mut answer) = (frame(2, 1, bytes), vec![0; 4 + bytes]);
+    let there = thread::spawn(move || echo(far, (one, other), bytes));
+    let (request, mut answer) = (frame(other, one, bytes), vec![0; 4 + bytes]);
     let mut trip = |near: &mut UnixStream| {
         near.write_all(&request).expect("it reads");
         near.read_exact(&mut answer).expect("it answers");
@@ -133,6 +138,7 @@ fn main() {
     a.line("up");
     b.line("up");
     println!("bytes  way           round trip, µs    frames/s   Gbit/s   × round trip");
+    let mut cards = (1..).step_by(2).map(|number| (number, number + 1));
     for bytes in SIZES {
         let mut bare = 0.0;
         for way in ["socket pair", "one switch", "two switches"] {
@@ -141,7 +147,9 @@ fn main() {
                 "one switch" => (a.machine(), a.machine()),
                 _ => (a.machine(), b.machine()),
             };
-            let (round, rate) = measure(sockets, bytes, time);
+            // Addresses of their own: those of machines that have left are kept for a while.
+            let cards = cards.next().expect("few are needed");
+            let (round, rate) = measure(sockets, cards, bytes, time);
             if way == "socket pair" {
                 bare = round;
             }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -307,6 +307,32 @@ fn a_switch_that_is_killed_and_started_again_is_found() {
 }
 
 #[test]
+fn a_switch_that_starts_calls_the_cards_that_wait() {
+    let mut switch = Switch::new("calls");
+    let beside = |name: &str| switch.directory.join(name);
+    let waits = UnixListener::bind(beside("machines.0123456789abcdef")).unwrap();
+    // Of a machine that was killed; of somebody else.
+    drop(UnixListener::bind(beside("machines.00000000000000aa")).unwrap());
+    let other = UnixListener::bind(beside("machines.socket")).unwrap();
+    std::fs::write(beside("machines.00000000000000bb"), "a file").unwrap();
+    switch.restart();
+    waits.set_nonblocking(true).unwrap();
+    let (socket, _) = waits.accept().unwrap();
+    socket.set_nonblocking(false).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (mut one, mut two) = (Machine { socket, number: 1 }, switch.machine(2));
+    one.send(ALL, b"here");
+    assert_eq!(two.receive(), b"here");
+    two.send(1, b"there");
+    assert_eq!(one.receive(), b"there");
+    let beside = |name: &str| switch.directory.join(name);
+    assert!(!beside("machines.00000000000000aa").exists());
+    assert!(beside("machines.00000000000000bb").exists());
+    other.set_nonblocking(true).unwrap();
+    assert!(other.accept().is_err());
+}
+
+#[test]
 fn a_peer_that_stands_is_noticed_within_five_seconds() {
     let (mut a, b) = linked("stands");
     let (mut one, mut two) = (a.machine(1), b.machine(2));
@@ -411,6 +437,8 @@ fn a_machine_that_reads_nothing_costs_its_own_queue_only() {
     let (mut a, b) = linked("slow");
     let (mut one, mut two) = (a.machine(1), b.machine(2));
     one.reach(&mut two);
+    two.send(1, b"from here");
+    assert_eq!(one.receive(), b"from here");
     let mut three = a.machine(3);
     three.send(1, b"from here");
     assert_eq!(one.receive(), b"from here");

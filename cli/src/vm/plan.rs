@@ -1,7 +1,9 @@
 //! The options of `weft vm run`, judged: everything that can be known to be
 //! wrong before anything is opened.
 
-use std::path::PathBuf;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::path::{Path, PathBuf};
 
 use weft_confine::privilege;
 use weft_confine::privilege::Identity;
@@ -23,6 +25,9 @@ use super::updated;
 pub const NAME_MAX: usize = 40;
 /// Longest name of a network device (`IFNAMSIZ`, without its zero).
 const TAP_NAME_MAX: usize = 15;
+/// Longest path of a switch's socket: 107 bytes (`sun_path`), less what names a card's own
+/// socket beside it.
+const SWITCH_SOCKET_MAX: usize = 90;
 /// What a kernel is told unless the user tells it something.
 const COMMAND_LINE: &str = "console=ttyS0";
 
@@ -212,6 +217,12 @@ fn network(argument: &NetArg) -> Result<Network, VmError> {
             slice: place.node,
             data_path: place.data_path,
         },
+        NetArg::Switch { socket, mac, place } => Network::Switch {
+            socket: switch_socket(socket)?,
+            mac: mac.unwrap_or_else(any_mac),
+            slice: place.node,
+            data_path: place.data_path,
+        },
         NetArg::User {
             forwards,
             loopback,
@@ -229,6 +240,25 @@ fn network(argument: &NetArg) -> Result<Network, VmError> {
                 .collect(),
         },
     })
+}
+
+/// The same for processes with other working directories, and on other hosts.
+fn switch_socket(socket: &Path) -> Result<PathBuf, VmError> {
+    let path = std::path::absolute(socket)
+        .map_err(|error| VmError::Option(format!("--net switch={}: {error}", socket.display())))?;
+    match path.as_os_str().len() {
+        0..=SWITCH_SOCKET_MAX => Ok(path),
+        bytes => Err(VmError::Option(format!(
+            "--net switch={}: the path has {bytes} bytes: at most {SWITCH_SOCKET_MAX} are allowed",
+            path.display()
+        ))),
+    }
+}
+
+/// An address of a card that no other has, by chance: 02, then random bytes.
+fn any_mac() -> [u8; 6] {
+    let [_, _, _, a, b, c, d, e] = RandomState::new().build_hasher().finish().to_be_bytes();
+    [2, a, b, c, d, e]
 }
 
 /// The configuration's complaint in the words of the command line.

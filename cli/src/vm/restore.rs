@@ -141,7 +141,9 @@ impl Restored {
         }
         for network in &mut configuration.networks {
             match network {
-                Network::Tap { slice, .. } | Network::User { slice, .. } => here(slice),
+                Network::Tap { slice, .. }
+                | Network::User { slice, .. }
+                | Network::Switch { slice, .. } => here(slice),
             }
         }
         Ok(configuration)

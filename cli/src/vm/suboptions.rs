@@ -38,6 +38,10 @@ pub enum OptionError {
     NoTapName,
     #[error("`tap` lacks the device's name: write tap=NAME")]
     NoTap,
+    #[error("`switch` lacks the socket's path: write switch=SOCKET")]
+    NoSwitch,
+    #[error("`{0}` in `mac={0}` is not a card's address: write one like 02:00:00:00:00:01")]
+    Mac(String),
     #[error("`{0}` in `node={0}` is not a node's number: use 0 or more")]
     Node(String),
     #[error("`{0}` in `path={0}` is not a path: use bypass or dsm")]
@@ -82,7 +86,8 @@ pub struct DiskArg {
     pub data_path: DataPath,
 }
 
-/// `--net tap=NAME[,node=N][,path=bypass|dsm]` or
+/// `--net tap=NAME[,node=N][,path=bypass|dsm]`,
+/// `--net switch=SOCKET[,mac=ADDRESS][,node=N][,path=bypass|dsm]` or
 /// `--net user[,forward=HOSTPORT:GUESTPORT]…[,loopback][,node=N][,path=bypass|dsm]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetArg {
@@ -94,6 +99,13 @@ pub enum NetArg {
         forwards: Vec<(u16, u16)>,
         /// The gateway is this host's loopback.
         loopback: bool,
+        place: PlaceArg,
+    },
+    /// A switch.
+    Switch {
+        socket: PathBuf,
+        /// The card's address; without it, any.
+        mac: Option<[u8; 6]>,
         place: PlaceArg,
     },
 }
@@ -236,10 +248,43 @@ impl FromStr for NetArg {
                     place,
                 })
             }
+            Some(("switch", "")) => Err(OptionError::NoSwitch),
+            Some(("switch", socket)) => {
+                let (mut mac, mut place) = (None, PlaceArg::default());
+                for option in options {
+                    match option.strip_prefix("mac=") {
+                        Some(address) => mac = Some(parse_mac(address)?),
+                        None if place.read(option)? => {}
+                        None => {
+                            let [node, path] = PLACE_OPTIONS;
+                            return Err(unknown(option, "a switch", &["mac=ADDRESS", node, path]));
+                        }
+                    }
+                }
+                let socket = socket.into();
+                Ok(NetArg::Switch { socket, mac, place })
+            }
             None if kind == "tap" => Err(OptionError::NoTap),
-            _ => Err(unknown(kind, "a network", &["tap=NAME", "user"])),
+            None if kind == "switch" => Err(OptionError::NoSwitch),
+            _ => {
+                let known = ["tap=NAME", "user", "switch=SOCKET"];
+                Err(unknown(kind, "a network", &known))
+            }
         }
     }
+}
+
+/// Six numbers of two hexadecimal digits; not a group's, and not zero.
+fn parse_mac(text: &str) -> Result<[u8; 6], OptionError> {
+    let digits = |part: &str| match part.len() {
+        2 => u8::from_str_radix(part, 16).ok(),
+        _ => None,
+    };
+    let bytes: Option<Vec<u8>> = text.split(':').map(digits).collect();
+    let address = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
+    address
+        .filter(|address| address[0] & 1 == 0 && *address != [0; 6])
+        .ok_or_else(|| OptionError::Mac(text.to_owned()))
 }
 
 fn parse_node(number: &str) -> Result<u32, OptionError> {
@@ -391,6 +436,29 @@ mod tests {
         assert!(error::<NetArg>("tap=t0,pth=dsm").contains("did you mean `path=bypass|dsm`?"));
         assert!(error::<NetArg>("tap").contains("tap=NAME"));
         assert!(error::<NetArg>("tap=").contains("lacks"));
+        let switch = |socket: &str, mac, node| {
+            let (socket, data_path) = (socket.into(), DataPath::default());
+            let place = PlaceArg { node, data_path };
+            Ok(NetArg::Switch { socket, mac, place })
+        };
+        assert_eq!("switch=/r/s".parse(), switch("/r/s", None, 0));
+        assert_eq!(
+            "switch=s,node=1,mac=02:00:00:00:fa:01".parse(),
+            switch("s", Some([2, 0, 0, 0, 0xfa, 1]), 1)
+        );
+        for wrong in [
+            "",
+            "1",
+            "02:00:00:00:00",
+            "03:00:00:00:00:01",
+            "2:0:0:0:0:1",
+        ] {
+            let error = error::<NetArg>(&format!("switch=s,mac={wrong}"));
+            assert!(error.contains("is not a card's address"), "{error}");
+        }
+        assert!(error::<NetArg>("switch").contains("switch=SOCKET"));
+        assert!(error::<NetArg>("switch=").contains("switch=SOCKET"));
+        assert!(error::<NetArg>("switch=s,mad=1").contains("did you mean `mac=ADDRESS`?"));
         assert!(error::<NetArg>("usr").contains("did you mean `user`?"));
         assert!(error::<NetArg>("user,foward=1:2").contains("did you mean `forward="));
         assert!(error::<NetArg>("user,lopback").contains("did you mean `loopback`?"));

@@ -94,7 +94,7 @@ fn plan(order: &HomeOrder) -> anyhow::Result<Plan> {
             "network {number} is on node {node}, not on node 0"
         );
         ensure!(
-            matches!(network, Network::Tap { .. }),
+            matches!(network, Network::Tap { .. } | Network::Switch { .. }),
             "the connections of network {number}, of kind `user`, are on the old host"
         );
     }

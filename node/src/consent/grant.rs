@@ -21,6 +21,8 @@ pub(super) struct DiskGrant {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum NetworkGrant {
     Tap(String),
+    /// The socket of a switch.
+    Switch(PathBuf),
     User {
         loopback: bool,
         /// Ports of the lender's loopback that may lead into the guest.
@@ -35,7 +37,7 @@ pub(super) enum GrantError {
     NoAccess,
     #[error("give an absolute path without `..`")]
     Path,
-    #[error("not tap=NAME or user[,loopback][,forward=PORT[-PORT]]…")]
+    #[error("not tap=NAME, switch=SOCKET or user[,loopback][,forward=PORT[-PORT]]…")]
     Network,
     #[error("`{0}` is not loopback or forward=PORT[-PORT]")]
     NetworkOption(String),
@@ -91,6 +93,11 @@ impl NetworkGrant {
             Some("user") => {}
             Some(tap) if tap.len() > 4 && tap.starts_with("tap=") && tap == text => {
                 return Ok(NetworkGrant::Tap(tap[4..].to_owned()));
+            }
+            Some(switch) if switch.starts_with("switch=") => {
+                // A path may have commas.
+                let path = plain(Path::new(&text["switch=".len()..]));
+                return path.map(NetworkGrant::Switch).ok_or(GrantError::Path);
             }
             _ => return Err(GrantError::Network),
         }

@@ -81,6 +81,19 @@ impl Lender {
         }
     }
 
+    /// Whether the peer may connect to the switch at a socket.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn switch(&self, socket: &Path) -> Result<(), Refused> {
+        let wanted = plain(socket);
+        let is_it = |grant: &NetworkGrant| matches!(grant, NetworkGrant::Switch(path) if Some(path) == wanted.as_ref());
+        match self.consent.networks.iter().any(is_it) {
+            true => Ok(()),
+            false => Err(self.no_network(format!("switch={}", socket.display()))),
+        }
+    }
+
     /// Whether the peer may have a network in user space that reaches the lender's
     /// loopback, if `loopback`, and is reached by these of its ports. One entry has to
     /// allow all of it.
@@ -89,7 +102,7 @@ impl Lender {
     /// It may not.
     pub fn user_network(&self, loopback: bool, ports: &[u16]) -> Result<(), Refused> {
         let covers = |grant: &NetworkGrant| match grant {
-            NetworkGrant::Tap(_) => false,
+            NetworkGrant::Tap(_) | NetworkGrant::Switch(_) => false,
             NetworkGrant::User {
                 loopback: may_loopback,
                 forwards,

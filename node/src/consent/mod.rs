@@ -3,7 +3,7 @@
 //!
 //! ```toml
 //! disks = ["/srv/weft/root.img,ro", "/dev/vdb,rw", "/srv/weft/beta/,rw"]
-//! networks = ["user", "user,loopback,forward=2222", "tap=tap0"]
+//! networks = ["user", "user,loopback,forward=2222", "tap=tap0", "switch=/run/weft/switch"]
 //! ```
 //!
 //! A path with `/` at its end is a directory: it stands for the regular files
@@ -172,6 +172,18 @@ mod tests {
     }
 
     #[test]
+    fn a_switch_is_allowed_by_its_socket() {
+        let lender = lender(&[], &["switch=/run/weft/a,b", "user"]);
+        lender.switch(Path::new("/run/weft/a,b")).unwrap();
+        lender.switch(Path::new("/run//weft/./a,b")).unwrap();
+        for path in ["/run/weft/a", "/run/weft", "/run/weft/x/../a,b", "a,b", ""] {
+            let error = lender.switch(Path::new(path)).unwrap_err().to_string();
+            let line = format!("networks = [\"switch={path}\"]");
+            assert!(error.contains(&line), "{error}");
+        }
+    }
+
+    #[test]
     fn one_entry_has_to_allow_the_whole_network() {
         let lender = lender(
             &[],
@@ -196,8 +208,14 @@ mod tests {
         for text in ["a.img,ro", "/srv/../etc/,ro", ",ro"] {
             assert!(disk(text).1.contains("absolute path"), "{text}");
         }
-        for text in ["", "tap", "tap=", "tap=t,loopback", "users"] {
-            assert!(network(text).1.contains("tap=NAME or user"), "{text}");
+        for text in ["", "tap", "tap=", "tap=t,loopback", "users", "switch"] {
+            assert!(
+                network(text).1.contains("tap=NAME, switch=SOCKET or user"),
+                "{text}"
+            );
+        }
+        for text in ["switch=", "switch=s", "switch=/run/../s"] {
+            assert!(network(text).1.contains("absolute path"), "{text}");
         }
         for text in [
             "user,forward=",

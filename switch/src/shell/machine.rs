@@ -13,7 +13,7 @@ const OUTPUT: usize = 64;
 /// Frames of the input that are passed on before the output goes: fewer than wait at a port.
 pub const BATCH: usize = 256;
 
-/// One machine.
+/// Its socket, and what is between that and the core.
 pub struct Machine {
     socket: UnixStream,
     input: Box<[u8]>,

@@ -12,6 +12,10 @@
 //! ours blocks it. What a connection may hold has a bound: one buffer of input, one record of
 //! output, and what waits at its port in the core. It ends when its standard input does.
 //!
+//! A machine's card may not connect again when the switch was killed, since its process is
+//! confined by then. So it listens at a socket beside the switch's, `SOCKET.` and 16
+//! hexadecimal digits, and a switch that starts connects to all of these.
+//!
 //! A peer's link: down → (dialling) → up → down. The side with the smaller key dials, and
 //! tries again after 0.1 to 2 s. A new connection takes the place of the old one. Each side
 //! says something at least each second, and takes a peer to be gone that said nothing for
@@ -26,10 +30,10 @@ mod run;
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use weft_wire::keys::StaticKeys;
+use weft_wire::keys::{self, KeyError, StaticKeys};
 
 pub use orders::Order;
 pub use report::{MachineReport, PeerReport, Report};
@@ -59,6 +63,25 @@ pub struct Options {
     pub machines: PathBuf,
     /// This switch's keys.
     pub keys: StaticKeys,
+}
+
+impl Options {
+    /// With the keys of a file.
+    ///
+    /// # Errors
+    /// It cannot be read, is no key file, or others may read it.
+    pub fn with_key_file(
+        listen: SocketAddr,
+        machines: PathBuf,
+        key: &Path,
+    ) -> Result<Options, KeyError> {
+        let keys = keys::load(key)?;
+        Ok(Options {
+            listen,
+            machines,
+            keys,
+        })
+    }
 }
 
 /// Why a switch does not run.

@@ -29,7 +29,7 @@ pub enum Report {
     Listening {
         /// Where other switches dial in.
         address: SocketAddr,
-        /// Its own key.
+        /// By which peers know it.
         key: PublicKey,
     },
     /// There is a link to a peer.
@@ -60,7 +60,7 @@ pub enum Report {
 /// The counters of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MachineReport {
-    /// Its addresses.
+    /// As `02:00:00:00:00:01`.
     pub addresses: Vec<String>,
     /// Frames that wait for it.
     pub waiting: usize,

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ use super::orders::{Order, Orders};
 use super::peer::Link;
 use super::report::{Log, MachineReport, Output, PeerReport, Report};
 use super::{AGAIN, Options, ShellError, TICK};
-use crate::core::{PortId, Switch};
+use crate::core::{MACHINES_MAX, PortId, Switch};
 
 /// The core's time when the process starts: what others say is older than that has a place.
 const START_MS: u64 = 1 << 40;
@@ -132,10 +133,11 @@ impl Shell {
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let door = Door::open(&machines)?;
+        let callers = door.callers().map_err(ShellError::System)?;
         let (now, key) = (Instant::now(), keys.public());
         let mut output = Output::default();
         output.say(&Report::Listening { address, key });
-        Ok(Shell {
+        let mut shell = Shell {
             core: Switch::default(),
             ours: key,
             start: now,
@@ -150,7 +152,11 @@ impl Shell {
             output,
             log: Log::new(now),
             strangers: 0,
-        })
+        };
+        for socket in callers {
+            shell.welcome(socket, now);
+        }
+        Ok(shell)
     }
 
     fn ms(&self, now: Instant) -> u64 {
@@ -270,19 +276,24 @@ impl Shell {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => return self.rest(&error, now),
             };
-            let welcome = check_peer(&socket).map_err(|error| error.to_string());
-            let machine = welcome
-                .and_then(|()| Machine::new(socket).map_err(|error| error.to_string()))
-                .and_then(|machine| {
-                    let port = self.core.add_machine().map_err(|full| full.to_string())?;
-                    Ok((port, machine))
-                });
-            match machine {
-                Ok((port, machine)) => drop(self.machines.insert(port, machine)),
-                Err(error) => {
-                    self.strangers += 1;
-                    self.log.say(now, &format!("no machine connects: {error}"));
-                }
+            self.welcome(socket, now);
+        }
+    }
+
+    /// A machine of the same user gets a port.
+    fn welcome(&mut self, socket: UnixStream, now: Instant) {
+        let machine = check_peer(&socket)
+            .map_err(|error| error.to_string())
+            .and_then(|()| Machine::new(socket).map_err(|error| error.to_string()))
+            .and_then(|machine| {
+                let port = self.core.add_machine().map_err(|full| full.to_string())?;
+                Ok((port, machine))
+            });
+        match machine {
+            Ok((port, machine)) => drop(self.machines.insert(port, machine)),
+            Err(error) => {
+                self.strangers += 1;
+                self.log.say(now, &format!("no machine connects: {error}"));
             }
         }
     }
@@ -611,7 +622,7 @@ impl Door {
         if is_socket {
             match probe(path) {
                 Err(nix::Error::ECONNREFUSED) => std::fs::remove_file(path).map_err(failed)?,
-                Ok(()) | Err(nix::Error::EAGAIN) => {
+                Ok(_) | Err(nix::Error::EAGAIN) => {
                     let path = path.to_path_buf();
                     return Err(ShellError::Taken { path });
                 }
@@ -631,6 +642,45 @@ impl Door {
     }
 }
 
+impl Door {
+    /// Connections to the cards that had one with a switch before. The sockets of those that
+    /// have ended are removed.
+    fn callers(&self) -> io::Result<Vec<UnixStream>> {
+        let (Some(name), Some(directory)) = (self.path.file_name(), self.path.parent()) else {
+            return Ok(Vec::new());
+        };
+        let directory = match directory == Path::new("") {
+            true => Path::new("."),
+            false => directory,
+        };
+        let mut callers = Vec::new();
+        for entry in directory.read_dir()? {
+            let entry = entry?;
+            if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+                continue;
+            }
+            let path = entry.path();
+            let found = path.file_name().unwrap_or_default().as_bytes();
+            if !is_card(found.strip_prefix(name.as_bytes()).unwrap_or_default()) {
+                continue;
+            }
+            match probe(&path) {
+                Ok(socket) if callers.len() < MACHINES_MAX => callers.push(socket),
+                // Another process may have removed it by now.
+                Err(nix::Error::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
+                _ => {}
+            }
+        }
+        Ok(callers)
+    }
+}
+
+/// Whether what follows the switch's socket in a name makes it that of a card.
+fn is_card(rest: &[u8]) -> bool {
+    let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    matches!(rest, [b'.', digits @ ..] if digits.len() == 16 && digits.iter().all(is_digit))
+}
+
 impl Drop for Door {
     fn drop(&mut self) {
         // It may have been removed by hand.
@@ -638,9 +688,10 @@ impl Drop for Door {
     }
 }
 
-/// Whether a process listens at a socket.
-fn probe(path: &Path) -> nix::Result<()> {
+/// Connects to a socket, if a process listens there.
+fn probe(path: &Path) -> nix::Result<UnixStream> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    connect(probe.as_raw_fd(), &UnixAddr::new(path)?)
+    connect(probe.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(probe.into())
 }

@@ -206,6 +206,11 @@ pub fn prepare(mode: Mode) -> Result<(), ConfineError> {
     Ok(())
 }
 
+/// Whether [`prepare`] was called: threads are confined, or will be.
+pub fn is_prepared() -> bool {
+    FILTERS.get().is_some()
+}
+
 /// Confines the calling thread for the rest of its life.
 pub fn enter(kind: ThreadKind) -> Result<(), ConfineError> {
     let Some(filter) = FILTERS.get().and_then(|filters| filters.get(&kind)) else {

@@ -78,20 +78,36 @@ pub enum Network {
         #[serde(default)]
         data_path: DataPath,
     },
+    /// A switch (`weft switch`): the socket that it has on each host.
+    Switch {
+        socket: PathBuf,
+        /// The card's address, for its life.
+        mac: [u8; 6],
+        /// The slice that has it.
+        #[serde(default)]
+        slice: u32,
+        /// How other slices' vCPUs reach it.
+        #[serde(default)]
+        data_path: DataPath,
+    },
 }
 
 impl Network {
     /// The slice that has it.
     pub fn slice(&self) -> u32 {
         match self {
-            Self::Tap { slice, .. } | Self::User { slice, .. } => *slice,
+            Self::Tap { slice, .. } | Self::User { slice, .. } | Self::Switch { slice, .. } => {
+                *slice
+            }
         }
     }
 
     /// How other slices' vCPUs reach it.
     pub fn data_path(&self) -> DataPath {
         match self {
-            Self::Tap { data_path, .. } | Self::User { data_path, .. } => *data_path,
+            Self::Tap { data_path, .. }
+            | Self::User { data_path, .. }
+            | Self::Switch { data_path, .. } => *data_path,
         }
     }
 }

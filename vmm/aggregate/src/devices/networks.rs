@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::remote_devices::QueuePlacement;
 use crate::remote_devices::net::{NetworkFront, window};
 use crate::{PRIMARY, Slice};
-use weft_virtio::net::{Net, NetBackEnd, NetDescription, NetOptions, Opened, PAIRS_MAX, Use};
+use weft_virtio::net::{Mac, Net, NetBackEnd, NetDescription, NetOptions, Opened, PAIRS_MAX, Use};
 use weft_virtio::{VirtioDevice, net};
 
 use super::DeviceSetupError;
@@ -185,6 +185,13 @@ fn options(list: &DeviceList<'_>, number: u16, network: &Network) -> NetOptions 
                 reaches_host: *reaches_host,
                 ..net::User::default()
             }))
+        }
+        Network::Switch { socket, mac, .. } => {
+            let path = socket.clone();
+            NetOptions {
+                mac: Some(Mac(*mac)),
+                ..NetOptions::new(NetBackEnd::Switch { path })
+            }
         }
     };
     NetOptions { number, ..options }

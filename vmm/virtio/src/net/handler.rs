@@ -10,7 +10,7 @@ use weft_confine::lock;
 use weft_guest_memory::DeviceMemory;
 use weft_vcpu::Access;
 
-use super::{FEATURE_MERGE, FRAME_MAX, HEADER, Link, Shared, control};
+use super::{FEATURE_MERGE, FRAME_MAX, HEADER, Link, Mac, Shared, announce, control};
 use crate::ring::{CHAIN_MAX, Chain, copy_in_held, total};
 use crate::worker::{Cause, Handler, InlineHandler, Progress};
 use crate::{DeviceError, Ring};
@@ -183,6 +183,27 @@ impl Pair {
         }
     }
 
+    /// Tells the driver that the cable is out, or in again; then the switch must learn where
+    /// the card is.
+    fn show_cable(&mut self, link: &mut dyn Link) {
+        let configuration = &self.shared.configuration;
+        let Some(plugged) = link.plugged() else {
+            return;
+        };
+        if !super::show_plugged(configuration, plugged) {
+            return;
+        }
+        if plugged {
+            let address = Mac(super::mac_of(configuration));
+            // A frame that is lost is no reason not to go on.
+            let _ = link.send_bytes(&announce::frame(address));
+        }
+        let interrupt = self.receive.interrupt();
+        let state = if plugged { "is back" } else { "is gone" };
+        interrupt.say(format_args!("the network's switch {state}"));
+        interrupt.configuration();
+    }
+
     fn wrong(&self, chain: &Chain, reason: &'static str) -> DeviceError {
         DeviceError::Chain {
             index: self.receive.index(),
@@ -200,6 +221,7 @@ impl Pair {
         self.receive.signal();
         let taken = self.take(link);
         link.finish();
+        self.show_cable(link);
         self.transmit.signal();
         Ok(match (brought?, taken?) {
             (Progress::Idle, Progress::Idle) => Progress::Idle,
@@ -212,7 +234,13 @@ impl Pair {
         if self.index == 0 {
             self.shared.use_active();
         }
-        let set = lock(&self.link).set_features(self.features);
+        let mut link = lock(&self.link);
+        if link.plugged().is_some() {
+            // On the host that the guest comes from, the cable may have been out.
+            self.receive.interrupt().configuration();
+        }
+        let set = link.set_features(self.features);
+        drop(link);
         set.map_err(|source| DeviceError::Host {
             what: "the network does not support the driver's offloads",
             source,

@@ -37,6 +37,11 @@ pub trait Link: Send {
         let _ = features;
         Ok(())
     }
+    /// Whether the cable is in, where that changes: while it is out, frames are lost. `None`
+    /// where it is in until the link fails for good.
+    fn plugged(&self) -> Option<bool> {
+        None
+    }
     /// With these, the thread that brings frames may deliver them to the pair itself.
     fn set_inline_handler(&mut self, handler: InlineHandler) {
         let _ = handler;

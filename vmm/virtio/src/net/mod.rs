@@ -1,4 +1,4 @@
-//! Network (5.1): a tap device of the host, or a network in user space.
+//! Network (5.1): a tap device of the host, a network in user space, or a switch.
 //!
 //! | queue | what |
 //! | --- | --- |
@@ -16,9 +16,11 @@ mod link;
 mod options;
 mod persist;
 mod stream;
+mod switch;
 mod tap;
 mod user;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -103,13 +105,24 @@ pub enum NetError {
     #[error("user-mode networking did not start: {0}")]
     Program(String),
     /// No socket pair, or the like.
-    #[error("cannot connect to the user-mode network")]
+    #[error("cannot connect to the user-mode network or the switch")]
     Socket(#[source] std::io::Error),
+    /// Nobody listens there.
+    #[error(
+        "no switch answers at {}: start `weft switch` with this socket on this host first",
+        path.display()
+    )]
+    NoSwitch {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// Out of range.
     #[error("a network has 1 to {PAIRS_MAX} queue pairs, not {0}")]
     Pairs(u16),
     /// Only tap has several.
-    #[error("user-mode networking has one queue pair")]
+    #[error("user-mode networking, or a switch, has one queue pair")]
     OnePair,
     /// Out of range.
     #[error("an MTU of {0}: it must be 68 to 65535")]
@@ -161,7 +174,7 @@ impl Net {
         if options.pairs == 0 || options.pairs > PAIRS_MAX {
             return Err(NetError::Pairs(options.pairs));
         }
-        if options.pairs > 1 && matches!(options.back_end, NetBackEnd::User(_)) {
+        if options.pairs > 1 && !matches!(options.back_end, NetBackEnd::Tap { .. }) {
             return Err(NetError::OnePair);
         }
         let mac = options.mac.unwrap_or_else(|| options.default_mac());
@@ -259,6 +272,7 @@ fn open_links(options: &NetOptions, count: u16) -> Result<Vec<Box<dyn Link>>, Ne
             let mtu = options.mtu().unwrap_or(options::USER_MTU);
             vec![Box::new(user::start(user, mtu)?)]
         }
+        NetBackEnd::Switch { path } => vec![Box::new(switch::open(path)?)],
     })
 }
 
@@ -380,11 +394,16 @@ impl Shared {
 
 /// Shows in a network's configuration that the cable is out; whether that is news.
 pub fn unplug(configuration: &ConfigSpace) -> bool {
-    let mut status = [0; 2];
-    configuration.read(STATUS as u64, &mut status);
-    let news = status != [0; 2];
+    show_plugged(configuration, false)
+}
+
+/// Shows whether the cable is in; whether that is news.
+fn show_plugged(configuration: &ConfigSpace, plugged: bool) -> bool {
+    let (mut before, now) = ([0; 2], u16::from(plugged) * LINK_UP);
+    configuration.read(STATUS as u64, &mut before);
+    let news = before != now.to_le_bytes();
     if news {
-        configuration.set(STATUS, &[0; 2]);
+        configuration.set(STATUS, &now.to_le_bytes());
     }
     news
 }

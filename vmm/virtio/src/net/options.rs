@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Largest packet that passt takes: fewer, larger packets cost less.
+/// Largest packet that passt and a switch take: fewer, larger packets cost less.
 pub(super) const USER_MTU: u16 = 65520;
 
 /// An Ethernet address.
@@ -45,6 +45,8 @@ pub enum NetBackEnd {
     Tap { name: String },
     /// A network in user space.
     User(User),
+    /// A switch, at its socket.
+    Switch { path: PathBuf },
 }
 
 /// A network card.
@@ -79,7 +81,7 @@ impl NetOptions {
     pub(super) fn mtu(&self) -> Option<u16> {
         match self.back_end {
             NetBackEnd::Tap { .. } => self.mtu,
-            NetBackEnd::User(_) => Some(self.mtu.unwrap_or(USER_MTU)),
+            NetBackEnd::User(_) | NetBackEnd::Switch { .. } => Some(self.mtu.unwrap_or(USER_MTU)),
         }
     }
 
@@ -87,7 +89,7 @@ impl NetOptions {
     pub(super) fn offloads(&self) -> u64 {
         match self.back_end {
             NetBackEnd::Tap { .. } => super::OFFLOADS,
-            NetBackEnd::User(_) => 0,
+            NetBackEnd::User(_) | NetBackEnd::Switch { .. } => 0,
         }
     }
 
@@ -96,6 +98,8 @@ impl NetOptions {
         let name = match &self.back_end {
             NetBackEnd::Tap { name } => name.as_str(),
             NetBackEnd::User(_) => "user",
+            // All cards of a switch have the same; so each is given another.
+            NetBackEnd::Switch { .. } => "switch",
         };
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         for byte in name.bytes().chain(self.number.to_le_bytes()) {

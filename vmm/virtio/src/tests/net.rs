@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::RawFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -352,6 +352,73 @@ fn a_network_that_goes_takes_the_link_down() {
     // Frames go nowhere, and the device lives.
     driver.request(1, &outgoing(&machine, &frame(60, 0)));
     assert_eq!(driver.status() & 64, 0);
+}
+
+#[test]
+fn a_switch_that_comes_back_puts_the_link_up() {
+    let directory = std::env::temp_dir().join(format!("weft-card-{}", std::process::id()));
+    // What a test that failed has left.
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("switch");
+    let options = NetOptions {
+        mac: Some(MAC),
+        ..NetOptions::new(NetBackEnd::Switch { path: path.clone() })
+    };
+    let error = Net::open(&options).err().unwrap().to_string();
+    assert!(error.contains("start `weft switch`"), "{error}");
+    let switch = UnixListener::bind(&path).unwrap();
+    let net = Net::open(&options).unwrap();
+    let mut far = Far(switch.accept().unwrap().0);
+    let machine = Machine::new();
+    let device = machine.attach(net).unwrap();
+    let mut driver = started(&machine, device.slot());
+    driver.request(1, &outgoing(&machine, &frame(60, 0)));
+    assert!(far.receive() == frame(60, 0));
+    let is_up = |driver: &Driver<'_>, wanted: u8| {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut status = [0; 2];
+        while Instant::now() < deadline {
+            driver.device(6, &mut status);
+            if status == [wanted, 0] {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    };
+    let card = || {
+        let mut files = std::fs::read_dir(&directory).unwrap();
+        let found = files.find_map(|file| {
+            let path = file.unwrap().path();
+            path.extension().is_some().then_some(path)
+        });
+        found.unwrap()
+    };
+    for round in 0..3 {
+        drop(far);
+        assert!(is_up(&driver, 0), "round {round}: the link stays up");
+        // Frames go nowhere, and the device lives.
+        driver.request(1, &outgoing(&machine, &frame(60, 1)));
+        // One that calls and ends at once does no harm.
+        drop(UnixStream::connect(card()).unwrap());
+        let called = UnixStream::connect(card()).unwrap();
+        called
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        far = Far(called);
+        // It hears first where the card is.
+        let announcement = far.receive();
+        assert_eq!(announcement[6..14], [2, 0, 0, 0, 0, 1, 0x80, 0x35]);
+        assert!(is_up(&driver, 1), "round {round}: the link stays down");
+        driver.request(1, &outgoing(&machine, &frame(60, 2)));
+        assert!(far.receive() == frame(60, 2));
+        let room = offer_room(&mut driver, &machine, 0, 2000);
+        far.send(&frame(60, 3));
+        driver.wait_used(0);
+        assert!(machine.bytes(room.address + 12, 60) == frame(60, 3));
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
 }
 
 #[test]
