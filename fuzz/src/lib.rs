@@ -14,6 +14,7 @@ pub mod soft;
 pub mod soft_guest;
 pub mod soft_memory;
 pub mod soft_walk;
+pub mod switch;
 pub mod vmm_boot;
 pub mod vmm_checkpoint;
 pub mod vmm_devices;
@@ -54,6 +55,11 @@ pub const TARGETS: &[Target] = &[
         name: "web-gateway",
         run: web::gateway,
         valid: web::valid_calls,
+    },
+    Target {
+        name: "switch-messages",
+        run: switch::messages,
+        valid: switch::valid_messages,
     },
     Target {
         name: "wire-frame",

@@ -101,7 +101,7 @@ pub enum NetArg {
         loopback: bool,
         place: PlaceArg,
     },
-    /// A switch.
+    /// At the socket of a `weft switch`.
     Switch {
         socket: PathBuf,
         /// The card's address; without it, any.
