@@ -10,7 +10,7 @@ use weft_confine::lock;
 use weft_guest_memory::DeviceMemory;
 use weft_vcpu::Access;
 
-use super::{FEATURE_MERGE, FRAME_MAX, HEADER, Link, Mac, Shared, announce, control};
+use super::{Cable, FEATURE_MERGE, FRAME_MAX, HEADER, Link, Mac, Shared, announce, control};
 use crate::ring::{CHAIN_MAX, Chain, copy_in_held, total};
 use crate::worker::{Cause, Handler, InlineHandler, Progress};
 use crate::{DeviceError, Ring};
@@ -184,14 +184,16 @@ impl Pair {
     }
 
     /// Tells the driver that the cable is out, or in again; then the switch must learn where
-    /// the card is.
-    fn show_cable(&mut self, link: &mut dyn Link) {
+    /// the card is. Whether that is news: then the link may have more, of which no more is
+    /// heard.
+    fn show_cable(&mut self, link: &mut dyn Link) -> bool {
         let configuration = &self.shared.configuration;
-        let Some(plugged) = link.plugged() else {
-            return;
+        let Some(cable) = link.cable() else {
+            return false;
         };
-        if !super::show_plugged(configuration, plugged) {
-            return;
+        let plugged = cable != Cable::Out;
+        if !super::show_plugged(configuration, plugged) && cable != Cable::New {
+            return false;
         }
         if plugged {
             let address = Mac(super::mac_of(configuration));
@@ -202,6 +204,7 @@ impl Pair {
         let state = if plugged { "is back" } else { "is gone" };
         interrupt.say(format_args!("the network's switch {state}"));
         interrupt.configuration();
+        true
     }
 
     fn wrong(&self, chain: &Chain, reason: &'static str) -> DeviceError {
@@ -221,10 +224,10 @@ impl Pair {
         self.receive.signal();
         let taken = self.take(link);
         link.finish();
-        self.show_cable(link);
+        let news = self.show_cable(link);
         self.transmit.signal();
         Ok(match (brought?, taken?) {
-            (Progress::Idle, Progress::Idle) => Progress::Idle,
+            (Progress::Idle, Progress::Idle) if !news => Progress::Idle,
             _ => Progress::More,
         })
     }
@@ -235,7 +238,7 @@ impl Pair {
             self.shared.use_active();
         }
         let mut link = lock(&self.link);
-        if link.plugged().is_some() {
+        if link.may_be_pulled() {
             // On the host that the guest comes from, the cable may have been out.
             self.receive.interrupt().configuration();
         }

@@ -8,6 +8,17 @@ use weft_guest_memory::DeviceMemory;
 use crate::ring::Segment;
 use crate::worker::InlineHandler;
 
+/// A cable that is pulled and put in again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cable {
+    /// Frames are lost.
+    Out,
+    /// As when last asked.
+    In,
+    /// In, and it was out since last asked.
+    New,
+}
+
 /// One queue pair's way out. Nothing here blocks.
 pub trait Link: Send {
     /// What becomes readable, and writable.
@@ -37,9 +48,13 @@ pub trait Link: Send {
         let _ = features;
         Ok(())
     }
-    /// Whether the cable is in, where that changes: while it is out, frames are lost. `None`
-    /// where it is in until the link fails for good.
-    fn plugged(&self) -> Option<bool> {
+    /// Whether [`Link::cable`] says something.
+    fn may_be_pulled(&self) -> bool {
+        false
+    }
+    /// How the cable is, where that changes. `None` where it is in until the link fails for
+    /// good.
+    fn cable(&mut self) -> Option<Cable> {
         None
     }
     /// With these, the thread that brings frames may deliver them to the pair itself.

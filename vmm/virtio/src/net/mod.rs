@@ -29,7 +29,7 @@ use thiserror::Error;
 use weft_confine::{ThreadKind, lock};
 
 pub use description::NetDescription;
-pub use link::Link;
+pub use link::{Cable, Link};
 pub use options::{Forward, Mac, NetBackEnd, NetOptions, User};
 pub use persist::NetState;
 pub use stream::Stream;

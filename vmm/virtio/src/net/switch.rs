@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use weft_guest_memory::DeviceMemory;
 
-use super::{Link, NetError, Stream};
+use super::{Cable, Link, NetError, Stream};
 use crate::ring::Segment;
 
 /// Connections that wait for the card.
@@ -30,6 +30,8 @@ pub struct SwitchLink {
     /// Readable when one of the two is.
     ready: Epoll,
     stream: Option<Stream>,
+    /// It is another since [`Link::cable`] was asked.
+    new: bool,
     /// Without it the link stays unplugged once it is.
     door: Option<Door>,
 }
@@ -52,6 +54,7 @@ pub fn open(path: &Path) -> Result<SwitchLink, NetError> {
     let mut link = SwitchLink {
         ready,
         stream: None,
+        new: false,
         door,
     };
     link.plug(socket).map_err(NetError::Socket)?;
@@ -77,7 +80,7 @@ impl SwitchLink {
             }
             // What fails now is tried again with the next event.
             let (socket, _) = self.door.as_ref()?.listener.accept().ok()?;
-            let _ = self.plug(socket);
+            self.new = self.plug(socket).is_ok();
         }
         self.stream.as_mut()
     }
@@ -138,8 +141,17 @@ impl Link for SwitchLink {
         self.with((), |stream| stream.send_bytes(frame))
     }
 
-    fn plugged(&self) -> Option<bool> {
-        Some(self.stream.is_some())
+    fn may_be_pulled(&self) -> bool {
+        true
+    }
+
+    fn cable(&mut self) -> Option<Cable> {
+        let new = std::mem::take(&mut self.new);
+        Some(match self.stream {
+            None => Cable::Out,
+            Some(_) if new => Cable::New,
+            Some(_) => Cable::In,
+        })
     }
 }
 
