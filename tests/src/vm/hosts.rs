@@ -10,6 +10,7 @@ mod kills;
 mod migration;
 mod saves;
 mod split;
+mod switches;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -38,6 +39,8 @@ const PORT: u16 = 7117;
 const LENT: &str = "700M";
 /// The tap device of each host that has one.
 const TAP: &str = "weft-tap";
+/// The switch of each host that has one, where it has files of its own.
+const SWITCH: &str = "switch";
 /// What the tests ask for.
 const LEASE: Duration = Duration::from_secs(2);
 /// What a busy machine may add to the lease.
@@ -231,9 +234,10 @@ impl<'a> Site<'a> {
         let (allowed, readable) = (self.allowed(), self.readable());
         format!(
             "may = \"borrow\"\nuser = 60100\ndisks = [\"{}/,rw\", \"{},ro\"]\n\
-             networks = [\"user,loopback\", \"tap={TAP}\"]\n",
+             networks = [\"user,loopback\", \"tap={TAP}\", \"switch={}\"]\n",
             allowed.display(),
-            readable.display()
+            readable.display(),
+            self.own_disks(0).join(SWITCH).display()
         )
     }
 

@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::growth::ONE;
 use super::kills::{Kills, Victim};
 use super::migration::mode;
+use super::switches::from_switch_to_switch;
 use super::{BOUND, LEASE, LONG_BOUND, Site, TAP, has_key, wait_until};
 use crate::aggregate::Copies;
 use crate::boot::SMALL;
@@ -28,9 +29,10 @@ use crate::web::fetch_from;
 pub(super) type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 5] = [
+pub(super) const CHECKS: [(&str, usize, Check); 6] = [
     ("home, from host to host", 2, from_host_to_host),
     ("home, with its disk and its network", 2, with_devices),
+    ("home, from switch to switch", 1, from_switch_to_switch),
     ("home, with copies of its disks", 2, with_copies),
     ("home, it stays where it has to", 1, stays),
     ("home, whatever is killed", 1, killed),
@@ -129,7 +131,7 @@ impl Site<'_> {
     }
 
     /// The machine goes from one host to another for good. What the command reports.
-    fn go(&self, from: usize, to: usize, option: &str) -> Result<Value> {
+    pub(super) fn go(&self, from: usize, to: usize, option: &str) -> Result<Value> {
         let place = format!("h{to}=256M");
         let view = self.ask_at(from, &["vm", "migrate", "m", &place, option, "--json"])?;
         let moved = view["migrated"].clone();
