@@ -32,7 +32,7 @@ pub(super) type Check = fn(&mut Site<'_>) -> Result<String>;
 pub(super) const CHECKS: [(&str, usize, Check); 6] = [
     ("home, from host to host", 2, from_host_to_host),
     ("home, with its disk and its network", 2, with_devices),
-    ("home, from switch to switch", 1, from_switch_to_switch),
+    ("home, from switch to switch", 2, from_switch_to_switch),
     ("home, with copies of its disks", 2, with_copies),
     ("home, it stays where it has to", 1, stays),
     ("home, whatever is killed", 1, killed),
@@ -66,11 +66,14 @@ impl Site<'_> {
 
     /// `weft` on a host, as its daemon's user.
     pub(super) fn weft_at(&self, host: usize, words: &[&str]) -> Command {
-        let identity = match host {
+        self.weft_of(self.identity(host), host, words)
+    }
+
+    pub(super) fn identity(&self, host: usize) -> &Identity {
+        match host {
             0 => &self.home,
             _ => &self.hosts[host - 1],
-        };
-        self.weft_of(identity, host, words)
+        }
     }
 
     /// Has a machine called `m` started as `identity` on the launcher's host, whose guest runs

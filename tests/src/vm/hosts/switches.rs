@@ -4,7 +4,6 @@
 use std::fs::{self, Permissions};
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
@@ -27,13 +26,11 @@ struct Switch {
 }
 
 impl Switch {
-    /// On a host of the site, as the user of the machines there; all hosts have it at one path.
+    /// On a host of the site, as the user of the machine there; the first two have it at one path.
     fn start(site: &Site<'_>, host: usize) -> Result<Switch> {
         let (own, place) = (site.own_disks(host), site.own_disks(0));
-        let (identity, user) = match host {
-            0 => (&site.home, 0),
-            _ => (&site.hosts[host - 1], LENT_USER),
-        };
+        let identity = site.identity(host);
+        let user = if host == 1 { LENT_USER } else { 0 };
         fs::set_permissions(&own, Permissions::from_mode(0o777))?;
         let key = own.join("switch.key");
         fs::copy(identity.directory.join("node.key"), &key)?;
@@ -73,10 +70,14 @@ impl Switch {
         Ok(Switch { child, orders })
     }
 
-    fn peer(&mut self, key: &str, host: usize) -> Result<()> {
-        let address = format!("{}:{PORT}", Star::address(host));
-        let order = serde_json::json!({ "peer": { "key": key, "address": address } });
-        Ok(writeln!(self.orders, "{order}")?)
+    fn knows(&mut self, site: &Site<'_>, others: [usize; 2]) -> Result<()> {
+        for host in others {
+            let key = &site.identity(host).key;
+            let address = format!("{}:{PORT}", Star::address(host));
+            let order = serde_json::json!({ "peer": { "key": key, "address": address } });
+            writeln!(self.orders, "{order}")?;
+        }
+        Ok(())
     }
 }
 
@@ -88,13 +89,13 @@ impl Drop for Switch {
     }
 }
 
-/// A machine on the launcher's host that asks 10.9.0.1 for ever, and says how often it got an
-/// answer.
-fn asking(site: &Site<'_>, socket: &Path) -> Result<Guest> {
+/// A machine on the third host that asks 10.9.0.1 for ever, and says how often it got an answer.
+fn asking(site: &Site<'_>) -> Result<Guest> {
     let [kernel, initrd] = SMALL;
     let script = "ip link set eth0 up; ip addr add 10.9.0.2/24 dev eth0; n=0; while :; do \
                   ping -c 1 -W 1 10.9.0.1 >/dev/null && n=$((n+1)) && echo got $n.; done";
-    let mut command = site.weft_at(0, &["vm", "run", "--name", "q", "--backend", "soft"]);
+    let socket = site.own_disks(2).join(SWITCH);
+    let mut command = site.weft_at(2, &["vm", "run", "--name", "q", "--backend", "soft"]);
     command.arg("--memory").arg("128M");
     command
         .arg("--net")
@@ -130,20 +131,24 @@ fn more(asking: &mut Guest, count: u32) -> Result<u32> {
 pub(super) fn from_switch_to_switch(site: &mut Site<'_>) -> Result<String> {
     let mut here = Switch::start(site, 0)?;
     let mut there = Switch::start(site, 1)?;
-    here.peer(&site.hosts[0].key, 1)?;
-    there.peer(&site.home.key, 0)?;
+    let mut third = Switch::start(site, 2)?;
+    here.knows(site, [1, 2])?;
+    there.knows(site, [0, 2])?;
+    third.knows(site, [0, 1])?;
     let socket = site.own_disks(0).join(SWITCH);
     let network = format!("switch={},mac=02:00:00:00:00:01", socket.display());
     let script = "ip link set eth0 up; ip addr add 10.9.0.1/24 dev eth0; echo at work; read line";
     site.start_as(&site.home, &["--net", &network], script)?;
     at_work(site)?;
-    let mut asking = asking(site, &socket)?;
+    let mut asking = asking(site)?;
     let first = asking.wait_for("got 10.", BOUND);
     ensure!(first.is_some(), "no answer: {:?}", asking.lines().last());
     let before = answers(&mut asking);
     site.go(0, 1, mode(1))?;
     let after = more(&mut asking, 20)?;
-    // The switch that it has left is not needed any more for what is on the other.
+    // Nothing goes by way of the host that it has left.
+    drop(here);
+    more(&mut asking, 20)?;
     let mut console = site.console_at(1)?;
     console.write("over\n")?;
     console.finish(LONG_BOUND)?;
