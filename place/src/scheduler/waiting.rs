@@ -19,7 +19,7 @@ enum Tried {
     /// This host lacks room for it, or is kept for one before it: those behind it may start on
     /// others.
     Keeps(HostId),
-    /// Nothing behind it starts, apart from [`Limits::backfill`].
+    /// Nothing behind it starts, apart from [`super::Limits::backfill`].
     HoldsAll,
 }
 
