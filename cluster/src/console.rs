@@ -12,7 +12,6 @@
 //! [`CONSOLE_TAIL_MAX`] bytes and counts all that came before, so a page that is not too slow
 //! misses nothing.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use weft_store::{Change, LeaseId, Revision};
@@ -30,50 +29,44 @@ const SILENCE: Duration = Duration::from_secs(10);
 pub const CONSOLE_TAIL_MAX: usize = 16 << 10;
 
 /// What a machine's agent shows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shown {
-    Output {
-        /// Bytes of output since the agent has attached first, with those of `tail`.
-        end: u64,
-        /// The last of them.
-        tail: Vec<u8>,
-    },
-    /// Nothing more comes, because of this.
-    Closed(String),
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// Bytes of output since the agent attached, with those of `tail`.
+    pub end: u64,
+    /// The last bytes of the output.
+    pub tail: Vec<u8>,
+    /// Why nothing more comes.
+    pub closed: Option<String>,
 }
 
 impl Shown {
     fn to_bytes(&self) -> Vec<u8> {
-        let (kind, end, text) = match self {
-            Shown::Output { end, tail } => (b'o', *end, &tail[..]),
-            Shown::Closed(why) => (b'c', 0, why.as_bytes()),
-        };
-        let mut bytes = vec![kind];
-        bytes.extend(end.to_le_bytes());
-        bytes.extend(text);
+        let mut bytes = self.end.to_le_bytes().to_vec();
+        bytes.extend((self.tail.len() as u32).to_le_bytes());
+        bytes.extend(&self.tail);
+        bytes.extend(self.closed.iter().flat_map(|why| why.bytes()));
         bytes
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Shown> {
-        let (kind, rest) = bytes.split_first()?;
-        let (end, text) = rest.split_first_chunk()?;
+        let (end, rest) = bytes.split_first_chunk()?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (tail, closed) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
         let end = u64::from_le_bytes(*end);
-        match kind {
-            b'o' if text.len() as u64 <= end => Some(Shown::Output {
-                end,
-                tail: text.to_vec(),
-            }),
-            b'c' => Some(Shown::Closed(String::from_utf8_lossy(text).into_owned())),
-            _ => None,
-        }
+        let closed = (!closed.is_empty()).then(|| String::from_utf8_lossy(closed).into_owned());
+        (tail.len() as u64 <= end).then(|| Shown {
+            end,
+            tail: tail.to_vec(),
+            closed,
+        })
     }
 }
 
 /// What is asked of a machine's agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConsoleCalls {
-    /// The leases of those that have the console open.
-    pub open: BTreeSet<LeaseId>,
+    /// Pages that have the console open.
+    pub open: usize,
     /// Bytes for the guest. They are not in the store any more.
     pub typed: Vec<u8>,
     pub revision: Revision,
@@ -159,7 +152,7 @@ impl Cluster {
         for entry in found.entries {
             match entry.key.strip_prefix(&prefix) {
                 Some(key) if key.starts_with("typed/") => typed.push(entry),
-                Some(_) => calls.open.extend(entry.lease),
+                Some(_) => calls.open += 1,
                 None => {}
             }
         }
@@ -213,24 +206,24 @@ impl ConsoleView {
     }
 
     fn news(&mut self, shown: Option<Shown>) -> Option<ConsoleNews> {
-        match shown {
-            Some(Shown::Output { end, tail }) => {
-                self.answered = true;
-                // A new agent counts anew.
-                let new = end.checked_sub(self.seen).unwrap_or(end);
-                let new = tail.len().min(new as usize);
-                self.seen = end;
-                let new = tail.get(tail.len() - new..)?;
-                (!new.is_empty()).then(|| ConsoleNews::Output(new.to_vec()))
-            }
-            Some(Shown::Closed(why)) => Some(ConsoleNews::Closed(why)),
-            None if self.answered => Some(ConsoleNews::Closed(
-                "the machine has ended, or its agent".into(),
-            )),
-            None if self.opened.elapsed() > SILENCE => Some(ConsoleNews::Closed(
-                "the machine's agent does not answer".into(),
-            )),
-            None => None,
+        let closed = |why: &str| Some(ConsoleNews::Closed(why.to_owned()));
+        let Some(shown) = shown else {
+            return match self.answered {
+                true => closed("the machine has ended, or its agent"),
+                false if self.opened.elapsed() > SILENCE => {
+                    closed("the machine's agent does not answer")
+                }
+                false => None,
+            };
+        };
+        self.answered = true;
+        // A new agent counts anew.
+        let new = shown.end.checked_sub(self.seen).unwrap_or(shown.end);
+        let seen = shown.tail.len().saturating_sub(new as usize);
+        self.seen = shown.end;
+        match shown.tail.get(seen..).unwrap_or_default() {
+            [] => shown.closed.map(ConsoleNews::Closed),
+            new => Some(ConsoleNews::Output(new.to_vec())),
         }
     }
 
@@ -306,34 +299,38 @@ mod tests {
     fn what_a_console_says_is_seen_once() {
         let (cluster, id) = cluster(WorkKind::Machine);
         let agent = cluster.lease().unwrap();
-        let show = |end, tail: &[u8]| {
-            let tail = tail.to_vec();
-            cluster
-                .show_console(id, &Shown::Output { end, tail }, agent)
-                .unwrap();
+        let show = |end, tail: &[u8], closed: Option<&str>| {
+            let (tail, closed) = (tail.to_vec(), closed.map(str::to_owned));
+            let shown = Shown { end, tail, closed };
+            cluster.show_console(id, &shown, agent).unwrap();
         };
-        assert!(cluster.take_console_calls(id).unwrap().open.is_empty());
+        assert!(cluster.take_console_calls(id).unwrap().open == 0);
         let mut view = cluster.open_console("web").unwrap();
-        assert_eq!(cluster.take_console_calls(id).unwrap().open.len(), 1);
+        assert_eq!(cluster.take_console_calls(id).unwrap().open, 1);
         assert_eq!(view.next(SOON).unwrap(), None);
         let output = |text: &[u8]| Some(ConsoleNews::Output(text.to_vec()));
-        show(5, b"login");
+        show(5, b"login", None);
         assert_eq!(view.next(SOON).unwrap(), output(b"login"));
         assert_eq!(view.next(SOON).unwrap(), None);
-        show(8, b"login: r");
+        show(8, b"login: r", None);
         assert_eq!(view.next(SOON).unwrap(), output(b": r"));
         // More than a record has was said at once; then a new agent begins.
-        show(100, b"last");
+        show(100, b"last", None);
         assert_eq!(view.next(SOON).unwrap(), output(b"last"));
-        show(3, b"new");
+        show(3, b"new", None);
         assert_eq!(view.next(SOON).unwrap(), output(b"new"));
+        // The last words come before the reason.
+        let closed = |why: &str| Some(ConsoleNews::Closed(why.to_owned()));
+        show(7, b"new bye", Some("it was closed"));
+        assert_eq!(view.next(SOON).unwrap(), output(b" bye"));
+        assert_eq!(view.next(SOON).unwrap(), closed("it was closed"));
         cluster.end_lease(agent).unwrap();
         assert!(matches!(
             view.next(SOON).unwrap(),
             Some(ConsoleNews::Closed(_))
         ));
         drop(view);
-        assert!(cluster.take_console_calls(id).unwrap().open.is_empty());
+        assert!(cluster.take_console_calls(id).unwrap().open == 0);
     }
 
     #[test]
@@ -360,16 +357,20 @@ mod tests {
 
     #[test]
     fn damaged_records_are_none() {
-        for bytes in [
-            &b""[..],
-            b"o",
-            b"o1234567",
-            b"x12345678text",
-            b"o\x01\0\0\0\0\0\0\0long",
-        ] {
-            assert_eq!(Shown::from_bytes(bytes), None, "{bytes:?}");
+        let shown = |closed: Option<&str>| Shown {
+            end: 9,
+            tail: b"tail".to_vec(),
+            closed: closed.map(str::to_owned),
+        };
+        for shown in [shown(None), shown(Some("a reason")), Shown::default()] {
+            assert_eq!(Shown::from_bytes(&shown.to_bytes()), Some(shown));
         }
-        let closed = Shown::Closed("a reason".into());
-        assert_eq!(Shown::from_bytes(&closed.to_bytes()), Some(closed));
+        let whole = shown(None).to_bytes();
+        for length in 0..whole.len() {
+            assert_eq!(Shown::from_bytes(&whole[..length]), None, "{length}");
+        }
+        let mut short = whole;
+        short[0] = 3;
+        assert_eq!(Shown::from_bytes(&short), None, "more than there was");
     }
 }

@@ -1,9 +1,8 @@
 //! A machine's console, shown to the cluster's pages while somebody has it open.
 //!
-//! Two threads of the agent, which last as long as it: one waits for calls and types, one reads
-//! what the machine says while it is attached. They hold nothing of the agent up.
+//! Two threads of the agent: one waits for calls and types, as long as the agent lives; one reads
+//! what the machine says while the console is attached. They hold nothing of the agent up.
 
-use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -69,9 +68,7 @@ struct Desk {
 /// A machine's console while somebody has it open.
 struct Attached {
     lease: LeaseId,
-    /// Those for whom it was attached, or could not be.
-    open: BTreeSet<LeaseId>,
-    /// `None`: it could not be attached, as they were told.
+    /// `None`: it could not be attached, as the pages were told.
     stream: Option<UnixStream>,
 }
 
@@ -94,36 +91,28 @@ impl Desk {
         }
     }
 
-    /// Whether somebody has the console open.
+    /// Whether somebody has the console open. A page that was told that it is closed closes it,
+    /// so the next one has it tried again.
     fn answer(&mut self, calls: ConsoleCalls) -> Result<bool, ClusterError> {
-        let known = self.attached.as_ref();
-        // A page that opens a closed console has it tried again.
-        let is_news =
-            known.is_some_and(|known| known.stream.is_none() && !calls.open.is_subset(&known.open));
-        if calls.open.is_empty() || is_news {
+        if calls.open == 0 {
             self.detach();
-        }
-        if calls.open.is_empty() {
             return Ok(false);
         }
-        match &mut self.attached {
-            Some(attached) => {
-                attached.open = calls.open;
-                self.cluster.renew(attached.lease)?;
-            }
-            None => self.attach(calls.open)?,
+        match &self.attached {
+            Some(attached) => self.cluster.renew(attached.lease)?,
+            None => self.attach()?,
         }
-        if let Some(attached) = &mut self.attached
-            && let Some(stream) = &mut attached.stream
+        let stream = self.attached.as_mut().and_then(|it| it.stream.as_mut());
+        if let Some(stream) = stream
             && stream.write_all(&calls.typed).is_err()
         {
-            // The other thread says so.
-            attached.stream = None;
+            // The other thread sees the end, and says so.
+            let _ = stream.shutdown(Shutdown::Both);
         }
         Ok(true)
     }
 
-    fn attach(&mut self, open: BTreeSet<LeaseId>) -> Result<(), ClusterError> {
+    fn attach(&mut self) -> Result<(), ClusterError> {
         let lease = self.cluster.lease()?;
         self.shown.set(Some(lease));
         let outcome = connect(&self.spread).and_then(|stream| {
@@ -132,8 +121,7 @@ impl Desk {
                 id: self.id,
                 lease,
                 stream: stream.try_clone().map_err(|error| error.to_string())?,
-                end: 0,
-                tail: Vec::new(),
+                said: Shown::default(),
             };
             std::thread::Builder::new()
                 .name("weft-output".into())
@@ -141,15 +129,18 @@ impl Desk {
                 .map_err(|error| error.to_string())?;
             Ok(stream)
         });
-        let outcome = outcome.map_err(Shown::Closed);
-        if let Err(closed) = &outcome {
-            self.cluster.show_console(self.id, closed, lease)?;
+        let (stream, closed) = match outcome {
+            Ok(stream) => (Some(stream), None),
+            Err(why) => (None, Some(why)),
+        };
+        self.attached = Some(Attached { lease, stream });
+        if closed.is_some() {
+            let shown = Shown {
+                closed,
+                ..Shown::default()
+            };
+            self.cluster.show_console(self.id, &shown, lease)?;
         }
-        self.attached = Some(Attached {
-            lease,
-            open,
-            stream: outcome.ok(),
-        });
         Ok(())
     }
 
@@ -190,9 +181,7 @@ struct Output {
     id: u64,
     lease: LeaseId,
     stream: UnixStream,
-    /// Bytes so far.
-    end: u64,
-    tail: Vec<u8>,
+    said: Shown,
 }
 
 impl Output {
@@ -207,37 +196,29 @@ impl Output {
                 Err(error) if is_temporary(&error) => {}
                 Err(error) => break error.to_string(),
             }
-            if shown != self.end && last.elapsed() >= SHOW_PERIOD {
+            if shown != self.said.end && last.elapsed() >= SHOW_PERIOD {
                 // A store that does not answer now may do so for what follows.
-                if self.tell(&self.output()).is_ok() {
-                    shown = self.end;
+                if self.tell().is_ok() {
+                    shown = self.said.end;
                 }
                 last = Instant::now();
             }
         };
-        // "another client is attached" is output, and comes before the end.
-        let _ = self.tell(&self.output());
-        std::thread::sleep(2 * SHOW_PERIOD);
-        let _ = self.tell(&Shown::Closed(why));
+        self.said.closed = Some(why);
+        // After a detachment the lease is gone, and nobody waits for this.
+        let _ = self.tell();
     }
 
     fn add(&mut self, bytes: &[u8]) {
-        self.end += bytes.len() as u64;
-        self.tail.extend(bytes);
-        let surplus = self.tail.len().saturating_sub(CONSOLE_TAIL_MAX);
-        self.tail.drain(..surplus);
+        let Shown { end, tail, .. } = &mut self.said;
+        *end += bytes.len() as u64;
+        tail.extend(bytes);
+        let surplus = tail.len().saturating_sub(CONSOLE_TAIL_MAX);
+        tail.drain(..surplus);
     }
 
-    fn output(&self) -> Shown {
-        Shown::Output {
-            end: self.end,
-            tail: self.tail.clone(),
-        }
-    }
-
-    /// After a detachment the lease is gone, and this changes nothing.
-    fn tell(&self, shown: &Shown) -> Result<(), ClusterError> {
-        self.cluster.show_console(self.id, shown, self.lease)
+    fn tell(&self) -> Result<(), ClusterError> {
+        self.cluster.show_console(self.id, &self.said, self.lease)
     }
 }
 

@@ -405,12 +405,12 @@ class Terminal {
   }
 }
 
-const console_ = { name: null, stop: null, typed: "", sending: false };
+const opened = { name: null, stop: null, typed: "", sending: false };
 
 async function openConsole(name) {
   closeConsole();
   const stop = new AbortController();
-  Object.assign(console_, { name, stop });
+  Object.assign(opened, { name, stop });
   byId("s-console").hidden = false;
   byId("h-console").textContent = `Console of ${name}`;
   const say = (text) => { byId("console-said").textContent = text; };
@@ -429,8 +429,8 @@ async function openConsole(name) {
 }
 
 function closeConsole() {
-  console_.stop?.abort();
-  Object.assign(console_, { name: null, stop: null, typed: "" });
+  opened.stop?.abort();
+  Object.assign(opened, { name: null, stop: null, typed: "" });
   byId("s-console").hidden = true;
 }
 
@@ -445,15 +445,15 @@ function sends(pressed) {
 
 // One request at a time: what is typed meanwhile goes with the next.
 async function type(text) {
-  console_.typed += text;
-  if (console_.sending) return;
-  console_.sending = true;
-  while (console_.typed && console_.name) {
-    const typed = console_.typed.slice(0, 1000);
-    console_.typed = console_.typed.slice(typed.length);
-    await change("POST", `/v1/work/${encodeURIComponent(console_.name)}/console`, { typed });
+  opened.typed += text;
+  if (opened.sending) return;
+  opened.sending = true;
+  while (opened.typed && opened.name) {
+    const typed = opened.typed.slice(0, 1000);
+    opened.typed = opened.typed.slice(typed.length);
+    await change("POST", `/v1/work/${encodeURIComponent(opened.name)}/console`, { typed });
   }
-  console_.sending = false;
+  opened.sending = false;
 }
 
 byId("console").addEventListener("keydown", (pressed) => {
