@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write as _};
 use std::process::{Child, Command, Stdio};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use crate::BatchError;
@@ -32,6 +32,22 @@ pub(crate) struct Said {
     pub output: String,
     /// On one line.
     pub error: String,
+}
+
+impl Said {
+    /// Why it did not do what it should. One of the words in `silent` in what it says means that
+    /// its server does not answer.
+    pub fn failure(&self, system: &'static str, silent: &[&str]) -> BatchError {
+        // Some say what is wrong with a request on standard output.
+        let said = match self.error.is_empty() {
+            true => one_line(&self.output),
+            false => self.error.clone(),
+        };
+        match silent.iter().any(|words| said.contains(words)) {
+            true => BatchError::Silent { system, said },
+            false => BatchError::Refused { system, said },
+        }
+    }
 }
 
 impl Call {
@@ -92,41 +108,44 @@ impl Call {
                 },
                 _ => system(error),
             })?;
+        let begun = Instant::now();
         let input = child.stdin.take();
-        let typed = std::thread::spawn(move || {
+        std::thread::spawn(move || {
             // A command that does not read it says why.
             let _ = input.map(|mut pipe| pipe.write_all(&self.input));
         });
         let output = read(child.stdout.take());
         let error = read(child.stderr.take());
+        let left = || bound.saturating_sub(begun.elapsed());
         let success = wait(&mut child, bound).map_err(system)?;
-        let Some(success) = success else {
-            // The pipes may be in the hands of its children: their threads end when they do.
-            return Err(BatchError::Silent {
-                system: self.system,
-                said: format!("{} said nothing within {} s", self.command, bound.as_secs()),
-            });
-        };
-        let _ = typed.join();
-        let text = |thread: JoinHandle<Vec<u8>>| {
-            let bytes = thread.join().unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
-        Ok(Said {
-            success,
-            output: text(output),
-            error: one_line(&text(error)),
+        // A process that it has left behind may have the pipes still.
+        let said = success.and_then(|success| {
+            let text = |pipe: Receiver<Vec<u8>>| pipe.recv_timeout(left()).ok();
+            let text = |pipe| Some(String::from_utf8_lossy(&text(pipe)?).into_owned());
+            Some(Said {
+                success,
+                output: text(output)?,
+                error: one_line(&text(error)?),
+            })
+        });
+        said.ok_or_else(|| BatchError::Silent {
+            system: self.system,
+            said: format!("{} did not end within {} s", self.command, bound.as_secs()),
         })
     }
 }
 
-fn read(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+/// All that comes until the end, at the end.
+fn read(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = sync_channel(1);
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         // What has come until then is what there is.
         let _ = pipe.map(|pipe| pipe.take(SAID_MAX).read_to_end(&mut bytes));
-        bytes
-    })
+        // The caller may wait no longer.
+        let _ = sender.send(bytes);
+    });
+    receiver
 }
 
 /// Whether it has ended well; `None`: it took too long, and was ended.
@@ -180,6 +199,14 @@ mod tests {
     fn a_call_that_takes_too_long_is_ended() {
         let begun = Instant::now();
         let silent = shell("exec sleep 60").run_within(Duration::from_millis(50));
+        assert!(matches!(silent, Err(BatchError::Silent { .. })));
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_process_that_keeps_the_pipes_does_not_keep_the_caller() {
+        let begun = Instant::now();
+        let silent = shell("sleep 60 & echo 7").run_within(Duration::from_millis(200));
         assert!(matches!(silent, Err(BatchError::Silent { .. })));
         assert!(begun.elapsed() < Duration::from_secs(30));
     }

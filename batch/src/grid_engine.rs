@@ -1,8 +1,7 @@
 //! Grid Engine (8.1 and its kin), through `qsub`, `qstat` and `qdel`.
 //!
 //! At a job's end there is no TERM. With `-notify` USR2 comes the queue's `notify` before KILL,
-//! at the limit and after `qdel`; on a loaded machine it was left out now and then. So a job's
-//! program must know its end by itself.
+//! at the limit and after `qdel`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -11,7 +10,8 @@ use jiff::tz::TimeZone;
 use roxmltree::{Document, Node};
 
 use crate::command::{Call, Said};
-use crate::{BatchError, BatchSystem, Job, JobId, Manners, Wanted};
+use crate::job::{self, Job, JobId, Wanted};
+use crate::{BatchError, BatchSystem, Manners};
 
 const SYSTEM: &str = "Grid Engine";
 /// A limit of 25 s was enforced after 26 in a test; `execd` looks at limits with each
@@ -28,27 +28,18 @@ fn call(command: &'static str) -> Call {
     Call::new(SYSTEM, command)
 }
 
-fn failure(said: &Said) -> BatchError {
-    // qsub says what is wrong with a request on standard output, too.
-    let text = match said.error.is_empty() {
-        true => said.output.split_whitespace().collect::<Vec<_>>().join(" "),
-        false => said.error.clone(),
-    };
-    let silent = [
-        "commlib error",
-        "unable to contact qmaster",
-        "can't connect",
-        "got send error",
-    ];
-    match silent.iter().any(|words| text.contains(words)) {
-        true => BatchError::Silent {
-            system: SYSTEM,
-            said: text,
-        },
-        false => BatchError::Refused {
-            system: SYSTEM,
-            said: text,
-        },
+/// Words that mean that the master does not answer.
+const SILENT: [&str; 4] = [
+    "commlib error",
+    "unable to contact qmaster",
+    "can't connect",
+    "got send error",
+];
+
+fn done(said: Said) -> Result<String, BatchError> {
+    match said.success {
+        true => Ok(said.output),
+        false => Err(said.failure(SYSTEM, &SILENT)),
     }
 }
 
@@ -58,7 +49,7 @@ impl BatchSystem for GridEngine {
     }
 
     fn ask(&self, wanted: &Wanted) -> Result<JobId, BatchError> {
-        let said = call("qsub")
+        let output = call("qsub")
             .arguments(["-terse", "-notify", "-r", "n", "-S", "/bin/sh", "-j", "y"])
             .arguments(["-N", &wanted.name])
             .arguments(["-l", &format!("h_rt={}", wanted.time.as_secs().max(1))])
@@ -66,40 +57,26 @@ impl BatchSystem for GridEngine {
             .arguments(["-wd".as_ref(), wanted.folder().as_os_str()])
             .arguments(&wanted.options)
             .input(wanted.script())
-            .run()?;
-        if !said.success {
-            return Err(failure(&said));
-        }
+            .run()
+            .and_then(done)?;
         // Warnings may come before it.
-        let id = said
-            .output
-            .lines()
-            .last()
-            .and_then(|id| JobId::new(id.trim()));
+        let id = output.lines().last();
+        let id = id.and_then(|id| JobId::new(id.trim()));
         id.ok_or(BatchError::Unreadable {
             command: "qsub",
-            said: said.output,
+            said: output,
         })
     }
 
     fn jobs(&self, ids: &[JobId]) -> Result<BTreeMap<JobId, Job>, BatchError> {
         // With -r it says what was asked for, so also for how long. Without -u: this user's.
-        let said = call("qstat")
+        let output = call("qstat")
             .arguments(["-r", "-xml"])
             // Times come as local ones, without a zone.
             .environment("TZ", "UTC0")
-            .run()?;
-        if !said.success {
-            return Err(failure(&said));
-        }
-        let found = read_jobs(&said.output)?;
-        let known = |id: &JobId| {
-            let gone = || Job::Ended {
-                how: "Grid Engine does not know it any more".into(),
-            };
-            (id.clone(), found.get(id).cloned().unwrap_or_else(gone))
-        };
-        Ok(ids.iter().map(known).collect())
+            .run()
+            .and_then(done)?;
+        Ok(job::of_each(ids, read_jobs(&output)?, SYSTEM))
     }
 
     fn extend(&self, _: &JobId, _: SystemTime) -> Result<(), BatchError> {
@@ -112,7 +89,7 @@ impl BatchSystem for GridEngine {
         let has_ended = text.contains("does not exist") || text.contains("already in deletion");
         match said.success || has_ended {
             true => Ok(()),
-            false => Err(failure(&said)),
+            false => Err(said.failure(SYSTEM, &SILENT)),
         }
     }
 
@@ -152,7 +129,8 @@ fn read_job(job: Node<'_, '_>) -> Result<(JobId, Job), BatchError> {
     let id = JobId::new(number).ok_or_else(|| unreadable(format!("job {number:?}")))?;
     let (state, queue) = (child("state"), child("queue_name"));
     let host = queue.split_once('@').map(|(_, host)| host.to_owned());
-    let is_running = job.attribute("state") == Some("running") && !state.contains('q');
+    // In state t the execution host has not said yet that it runs; a `qdel` may leave USR2 out.
+    let is_running = job.attribute("state") == Some("running") && !state.contains(['q', 't']);
     let job = match host {
         // It waits for an operator for ever.
         _ if state.contains('E') => Job::Ended {
@@ -213,8 +191,10 @@ mod tests {
         let until = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_780_000 + 900));
         let host = "h2".to_owned();
         assert_eq!(*job("12"), Job::Runs { host, until });
-        let why = "state qw".to_owned();
-        assert_eq!(*job("13"), Job::Waits { why });
+        let waits = |why: &str| Job::Waits { why: why.into() };
+        assert_eq!(*job("13"), waits("state qw"));
+        let sent = read_jobs(&LIST.replace("<state>r<", "<state>t<")).unwrap();
+        assert_eq!(sent[&JobId::new("12").unwrap()], waits("state t"));
         assert!(matches!(job("14"), Job::Ended { .. }));
         for damaged in ["", "<job_info>", "<a><job_list/></a>"] {
             assert!(read_jobs(damaged).is_err(), "{damaged:?}");

@@ -1,5 +1,6 @@
 //! Jobs, as all batch systems have them.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -102,6 +103,22 @@ pub enum Job {
         /// In the system's own words.
         how: String,
     },
+}
+
+/// For each of `ids` what was found of it. What a system does not know has ended: it forgets jobs
+/// some time after their end.
+pub(crate) fn of_each(
+    ids: &[JobId],
+    mut found: BTreeMap<JobId, Job>,
+    system: &str,
+) -> BTreeMap<JobId, Job> {
+    let known = |id: &JobId| {
+        let job = found.remove(id).unwrap_or_else(|| Job::Ended {
+            how: format!("{system} does not know it any more"),
+        });
+        (id.clone(), job)
+    };
+    ids.iter().map(known).collect()
 }
 
 #[cfg(test)]

@@ -29,8 +29,7 @@ pub trait BatchSystem: Send {
     /// Asks for one host. The job's program gets TERM, USR1 or USR2 before its end.
     fn ask(&self, wanted: &Wanted) -> Result<JobId, BatchError>;
 
-    /// What has become of these jobs. All of them are in the answer: a job of which the system
-    /// does not know any more has ended.
+    /// The state of each of these jobs. A job that the system does not know any more has ended.
     fn jobs(&self, ids: &[JobId]) -> Result<BTreeMap<JobId, Job>, BatchError>;
 
     /// Asks for a later end of a job that runs.

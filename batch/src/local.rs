@@ -33,7 +33,7 @@ pub struct LocalHost {
     pub time_max: Option<Duration>,
 }
 
-/// A list of hosts, each of which is one job's at a time.
+/// A list of hosts; a host has one job at a time. One process uses a folder at a time.
 #[derive(Clone, Debug)]
 pub struct Local {
     hosts: Vec<LocalHost>,
@@ -69,7 +69,10 @@ impl Local {
     fn record(&self, id: &JobId) -> Result<Option<Record>, BatchError> {
         let path = self.path(id);
         match fs::read(&path) {
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(record) => Ok(Some(record)),
+                Err(error) => Err(of(&path, error.into())),
+            },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(of(&path, error)),
         }
@@ -173,7 +176,10 @@ impl BatchSystem for Local {
         })?;
         let written = serde_json::to_vec(&record).map_err(io::Error::other);
         let path = self.path(&id);
-        if let Err(error) = written.and_then(|bytes| fs::write(&path, bytes)) {
+        // Whole or not there, whenever this process ends.
+        let new = path.with_extension("new");
+        let write = |bytes: Vec<u8>| fs::write(&new, bytes).and_then(|()| fs::rename(&new, &path));
+        if let Err(error) = written.and_then(write) {
             let _ = killpg(Pid::from_raw(process), Signal::SIGKILL);
             return Err(of(&path, error));
         }

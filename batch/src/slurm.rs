@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use crate::command::{Call, Said};
-use crate::{BatchError, BatchSystem, Job, JobId, Manners, Wanted};
+use crate::job::{self, Job, JobId, Wanted};
+use crate::{BatchError, BatchSystem, Manners};
 
 const SYSTEM: &str = "Slurm";
 /// Slurm looks at limits every 30 s (`src/slurmctld/controller.c`), and `--signal` may come 60 s
@@ -23,33 +24,20 @@ fn call(command: &'static str) -> Call {
     Call::new(SYSTEM, command)
 }
 
-/// What it says where it has not done what it should.
-fn failure(said: &Said) -> BatchError {
-    let text = said.error.trim_start_matches("sbatch: error: ").to_owned();
-    let silent = [
-        "Unable to contact slurm controller",
-        "Socket timed out",
-        "Connection refused",
-        "Zero Bytes were transmitted",
-        "Unable to establish",
-        "Slurm backup controller in standby",
-    ];
-    match silent.iter().any(|words| text.contains(words)) {
-        true => BatchError::Silent {
-            system: SYSTEM,
-            said: text,
-        },
-        false => BatchError::Refused {
-            system: SYSTEM,
-            said: text,
-        },
-    }
-}
+/// Words that mean that the controller does not answer.
+const SILENT: [&str; 6] = [
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Connection refused",
+    "Zero Bytes were transmitted",
+    "Unable to establish",
+    "Slurm backup controller in standby",
+];
 
 fn done(said: Said) -> Result<String, BatchError> {
     match said.success {
         true => Ok(said.output),
-        false => Err(failure(&said)),
+        false => Err(said.failure(SYSTEM, &SILENT)),
     }
 }
 
@@ -93,14 +81,13 @@ impl BatchSystem for Slurm {
             .environment("SLURM_TIME_FORMAT", "%s")
             .run()
             .and_then(done)?;
-        let found: BTreeMap<JobId, Job> = output.lines().map(read_job).collect::<Result<_, _>>()?;
-        let known = |id: &JobId| {
-            let gone = || Job::Ended {
-                how: "Slurm does not know it any more".into(),
-            };
-            (id.clone(), found.get(id).cloned().unwrap_or_else(gone))
+        // The user's other jobs are none of ours: an array that waits has a name like 7_[1-3].
+        let ours = |line: &&str| {
+            let id = line.split('|').next().and_then(JobId::new);
+            id.is_some_and(|id| ids.contains(&id))
         };
-        Ok(ids.iter().map(known).collect())
+        let found = output.lines().filter(ours).map(read_job);
+        Ok(job::of_each(ids, found.collect::<Result<_, _>>()?, SYSTEM))
     }
 
     /// Most sites let operators alone do this.
@@ -126,7 +113,7 @@ impl BatchSystem for Slurm {
             said.error.contains("already complet") || said.error.contains("Invalid job id");
         match said.success || has_ended {
             true => Ok(()),
-            false => Err(failure(&said)),
+            false => Err(said.failure(SYSTEM, &SILENT)),
         }
     }
 
