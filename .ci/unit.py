@@ -14,7 +14,7 @@ import threading
 # Package and target of the programs that wait.
 WAITING = {("weft-web", "serve"), ("weft-store", "contract"), ("weft-cluster", "membership"),
            ("weft-cluster", "work"), ("weft-batch", "contract"),
-           ("weft-node", "launch")}
+           ("weft-node", "launch"), ("weft-switch", "processes")}
 PRINTING = threading.Lock()
 
 

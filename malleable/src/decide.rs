@@ -28,8 +28,9 @@ pub enum Order {
     Stuck { machine: MachineId, why: String },
 }
 
-/// The orders of this moment. The caller notes it in `cluster` (a move in `moves_to`, an order to ask
-/// in `asked`), and asks again whenever something has happened, and once a second.
+/// The orders of this moment. The caller notes them in `cluster` (a move in `moves_to`, a save in
+/// `is_being_saved`, a host that was asked for in `asked`), and calls this again whenever something
+/// has happened, and once a second.
 pub fn decide(cluster: &Cluster, forecast: &Forecast, rules: &Rules, now: Duration) -> Vec<Order> {
     let mut round = Round::new(cluster, forecast, rules, now);
     if rules.adaptive {
@@ -71,7 +72,7 @@ impl<'a> Round<'a> {
             cluster
                 .machines
                 .iter()
-                .filter(|(_, machine)| !machine.is_saved)
+                .filter(|(_, machine)| !machine.is_being_saved)
         };
         let moves = || machines().filter(|(_, machine)| machine.moves_to.is_some());
         let mut round = Round {
@@ -111,8 +112,8 @@ impl<'a> Round<'a> {
         })
     }
 
-    /// The hosts that have to leave by then. Those that end one soon after the other share the
-    /// hosts that stay, to each of which one machine goes at a time.
+    /// The hosts that have to leave by then. Hosts that end one soon after the other share the
+    /// hosts that stay, and a host that stays takes one machine at a time.
     fn leaving_within(&self, ahead: Duration) -> BTreeSet<HostId> {
         let mut leaving: BTreeSet<HostId> = BTreeSet::new();
         let mut ending = Vec::new();
@@ -147,19 +148,13 @@ impl<'a> Round<'a> {
         leaving
     }
 
-    /// Room for machines that is not spoken for.
+    /// Room for machines that is not spoken for: of one that moves, both hosts have its memory.
     fn room(&self, host: HostId) -> u64 {
-        let there = self.machines_on(host);
-        let taken: u64 = there
-            .iter()
-            .map(|machine| self.cluster.machines[machine].memory)
-            .sum();
-        // Of a machine that moves away, its host has the memory until it has gone.
-        let going = self.cluster.machines.iter().filter(|(_, machine)| {
-            machine.at == host && machine.moves_to.is_some_and(|to| to != host)
+        let taken = self.cluster.machines.iter().filter(|(id, machine)| {
+            machine.at == host || self.goes_to.get(id).is_some_and(|to| *to == host)
         });
-        let going: u64 = going.map(|(_, machine)| machine.memory).sum();
-        self.cluster.hosts[&host].room.saturating_sub(taken + going)
+        let taken: u64 = taken.map(|(_, machine)| machine.memory).sum();
+        self.cluster.hosts[&host].room.saturating_sub(taken)
     }
 
     fn until(&self, host: HostId) -> Duration {
@@ -239,15 +234,18 @@ impl<'a> Round<'a> {
     /// then it is saved, if there is a folder for that.
     fn last_resort(&mut self, machine: MachineId, host: HostId) {
         let empty_at = self.until(host).saturating_sub(self.rules.margin);
-        let resident = self.cluster.machines[&machine].resident as f64;
         let name = self.name(host);
         match self.rules.saves {
             Some(rate) => {
-                let takes = Duration::try_from_secs_f64(resident / rate.max(1.0));
-                let takes = takes.unwrap_or(Duration::MAX).saturating_mul(2);
                 // All machines of the host are saved one after the other.
-                let others = self.machines_on(host).len() as u32;
-                let begins = empty_at.saturating_sub(takes.saturating_mul(others.max(1)));
+                let there = self
+                    .cluster
+                    .machines
+                    .values()
+                    .filter(|other| other.at == host);
+                let bytes: u64 = there.map(|other| other.resident).sum();
+                let takes = Duration::try_from_secs_f64(2.0 * bytes as f64 / rate.max(1.0));
+                let begins = empty_at.saturating_sub(takes.unwrap_or(Duration::MAX));
                 if begins <= self.now {
                     let why = format!("{name} ends, and no other host has room in time.");
                     self.goes_to.remove(&machine);
@@ -327,9 +325,9 @@ impl<'a> Round<'a> {
     fn give_back(&mut self) {
         let hosts = self.cluster.hosts.iter();
         let gone = hosts.filter(|(id, _)| {
-            let is_used = self.cluster.machines.values().any(|machine| {
-                !machine.is_saved && (machine.at == **id || machine.moves_to == Some(**id))
-            });
+            let mut machines = self.cluster.machines.values();
+            let is_used =
+                machines.any(|machine| machine.at == **id || machine.moves_to == Some(**id));
             self.leaving.contains(id) && !is_used && !self.destinations.contains(id)
         });
         self.orders.extend(gone.map(|(id, _)| Order::GiveBack(*id)));

@@ -89,7 +89,7 @@ mod tests {
             dirties: dirties_mib * 1048576.0,
             at: HostId(0),
             moves_to: None,
-            is_saved: false,
+            is_being_saved: false,
         }
     }
 

@@ -35,8 +35,9 @@ pub struct Machine {
     pub at: HostId,
     /// A move is under way, to there.
     pub moves_to: Option<HostId>,
-    /// It is being saved, or was.
-    pub is_saved: bool,
+    /// It is being written to the folder that was named; afterwards it is no machine of the
+    /// cluster any more. Until then it needs its host.
+    pub is_being_saved: bool,
 }
 
 impl Machine {

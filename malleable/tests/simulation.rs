@@ -13,9 +13,11 @@ use weft_test_support::{Random, seed};
 const MIB: u64 = 1 << 20;
 /// Bytes a second between hosts.
 const LINK: f64 = 100.0 * MIB as f64;
+/// Bytes a second that machines are saved with.
+const SAVES: f64 = 200.0 * MIB as f64;
 const TICK: Duration = Duration::from_millis(250);
 const END: Duration = Duration::from_secs(3600);
-const HISTORIES: u64 = 60;
+const HISTORIES: u64 = 40;
 
 /// A move that is under way.
 struct Transfer {
@@ -34,8 +36,11 @@ struct World {
     /// When hosts come that were asked for.
     queue: Vec<Duration>,
     transfers: BTreeMap<MachineId, Transfer>,
+    /// When machines that are being saved will be.
+    saves: BTreeMap<MachineId, Duration>,
     next_host: u32,
     moves: usize,
+    saved: usize,
     /// Whether forecasts learn from moves.
     learns: bool,
 }
@@ -68,12 +73,14 @@ impl World {
             },
             queue: Vec::new(),
             transfers: BTreeMap::new(),
+            saves: BTreeMap::new(),
             next_host: 0,
             moves: 0,
+            saved: 0,
             learns: true,
             random,
         };
-        // One host that stays: else there is none for the machines to go to.
+        // This host stays for good: machines always have a place to go to.
         world.host(None);
         let machines = 1 + world.random.below(8) as u32;
         for id in 0..machines {
@@ -84,7 +91,7 @@ impl World {
                 dirties: world.random.below(40) as f64 * MIB as f64,
                 at: HostId(0),
                 moves_to: None,
-                is_saved: false,
+                is_being_saved: false,
             };
             world.cluster.machines.insert(MachineId(id), machine);
         }
@@ -121,6 +128,7 @@ impl World {
             }
         }
         self.arrive();
+        self.finish_saves();
         self.surprise();
         self.obey()?;
         self.check()
@@ -141,6 +149,36 @@ impl World {
                 self.forecast.learn(&transfer.was, now - transfer.began);
             }
         }
+    }
+
+    fn finish_saves(&mut self) {
+        let now = self.now;
+        let done: Vec<MachineId> = (self.saves.iter())
+            .filter(|(_, ends)| **ends <= now)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in done {
+            self.saves.remove(&id);
+            self.cluster.machines.remove(&id);
+            self.saved += 1;
+        }
+    }
+
+    /// Saves of one host come one after the other.
+    fn save(&mut self, id: MachineId) {
+        let at = self.cluster.machines[&id].at;
+        let same = |other: &&MachineId| self.cluster.machines[*other].at == at;
+        let before = self
+            .saves
+            .keys()
+            .filter(same)
+            .map(|other| self.saves[other]);
+        let begins = before.max().unwrap_or(self.now);
+        let machine = self.cluster.machines.get_mut(&id).unwrap();
+        let takes = machine.resident as f64 / SAVES * (0.7 + 0.007 * self.random.below(100) as f64);
+        machine.is_being_saved = true;
+        self.saves
+            .insert(id, begins + Duration::from_secs_f64(takes));
     }
 
     /// A batch system preempts, a user shrinks, releases and grows.
@@ -200,10 +238,11 @@ impl World {
                 Order::GiveBack(id) => {
                     let host = self.cluster.hosts.remove(&id).unwrap();
                     assert!(host.leaves || host.until.is_some());
+                    let machines = self.cluster.machines.values();
+                    let left = machines.filter(|m| m.at == id || m.moves_to == Some(id));
+                    assert_eq!(left.count(), 0, "a host that was given back was in use");
                 }
-                Order::Save { machine, .. } => {
-                    self.cluster.machines.get_mut(&machine).unwrap().is_saved = true;
-                }
+                Order::Save { machine, .. } => self.save(machine),
                 Order::Stuck { machine, why } => {
                     eprintln!("{:?} {why}\n{:#?}", self.now, self.cluster);
                     return Err(Wrong::Stuck(machine));
@@ -216,7 +255,7 @@ impl World {
     /// Knows where machines are, what hosts hold, and when they end.
     fn check(&self) -> Result<(), Wrong> {
         for (id, host) in &self.cluster.hosts {
-            let machines = || self.cluster.machines.iter().filter(|(_, m)| !m.is_saved);
+            let machines = || self.cluster.machines.iter();
             let here = machines().filter(|(_, m)| m.at == *id || m.moves_to == Some(*id));
             if let Some(until) = host.until.filter(|until| self.now >= *until)
                 && let Some((machine, _)) = machines().find(|(_, m)| m.at == *id)
@@ -303,6 +342,25 @@ fn no_machine_is_where_its_host_has_ended() {
 #[ignore = "minutes: thousands of histories"]
 fn no_machine_is_where_its_host_has_ended_in_thousands() {
     histories(5000);
+}
+
+/// No host is left any more: machines are saved in time, or have gone to hosts that came.
+#[test]
+fn machines_are_saved_before_the_last_host_ends() {
+    let (seed, mut saved) = (seed(), 0);
+    for number in 0..HISTORIES {
+        let seed = seed.wrapping_add(number);
+        let mut world = World::new(seed);
+        world.rules.saves = Some(SAVES);
+        world.cluster.hosts.get_mut(&HostId(0)).unwrap().until = Some(Duration::from_secs(900));
+        while world.now < END && !world.cluster.machines.is_empty() {
+            world.cluster.wanted = if world.now.as_secs() < 1800 { 2 } else { 0 };
+            let stepped = world.step();
+            assert_eq!(stepped, Ok(()), "WEFT_SEED={seed}");
+        }
+        saved += world.saved;
+    }
+    assert!(saved > 5, "{saved}");
 }
 
 /// A launcher that takes moves for ten times as fast as they are, and learns nothing: as with a
