@@ -47,6 +47,7 @@ mod leader;
 mod leaving;
 mod live;
 mod log;
+mod offer;
 mod overview;
 mod planner;
 mod quota;
@@ -63,8 +64,9 @@ pub use leader::{Leader, Term};
 pub use leaving::{Departure, Leaving};
 pub use live::{Flow, Live, LiveHost, Onlooker};
 pub use log::{LOG_MAX, LogKind, LogRecord};
+pub use offer::lent_mib;
 pub use overview::{HostView, NextMove, Overview, RunView, WaitView};
-pub use planner::{POLICY_DEFAULT, Plan, Planner, lent_mib};
+pub use planner::{POLICY_DEFAULT, Plan, Planner};
 pub use quota::{ANY_USER, Quota, Quotas, Usage};
 pub use token::{Secret, Token};
 pub use work::{

@@ -2,7 +2,8 @@
 
 use crate::host::{HostReport, HostState, Member};
 use crate::live::Live;
-use crate::planner::{CPU_MIB, Plan, Planner};
+use crate::offer::CPU_MIB;
+use crate::planner::{Plan, Planner};
 use crate::work::{Asked, MoveOrder, Placed, Work, WorkKind, WorkPart};
 use crate::{Cluster, ClusterError};
 use serde::Serialize;

@@ -199,7 +199,7 @@ impl Machine {
         frame.split_off(14)
     }
 
-    /// Sends until something arrives at `other`, of which nothing is left over.
+    /// Sends until something arrives at `other`, and takes all of that away.
     fn reach(&mut self, other: &mut Machine) -> Duration {
         let begin = Instant::now();
         other

@@ -118,7 +118,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes off the frames of which so much was sent.
+    /// Takes the frames off that these bytes, with their lengths, were; a frame that went in part
+    /// leaves its rest.
     fn take_off(&mut self, mut sent: usize, port: PortId, switch: &mut Switch, now: u64) {
         while sent > 0
             && let Some(outgoing) = switch.next(port, now)

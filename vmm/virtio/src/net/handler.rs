@@ -184,8 +184,8 @@ impl Pair {
     }
 
     /// Tells the driver that the cable is out, or in again; then the switch must learn where
-    /// the card is. Whether that is news: then the link may have more, of which no more is
-    /// heard.
+    /// the card is. Whether that is news: then the link may have frames for which no event
+    /// comes any more.
     fn show_cable(&mut self, link: &mut dyn Link) -> bool {
         let configuration = &self.shared.configuration;
         let Some(cable) = link.cable() else {

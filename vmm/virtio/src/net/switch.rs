@@ -22,7 +22,7 @@ use crate::ring::Segment;
 
 /// Connections that wait for the card.
 const BACKLOG: libc::c_int = 4;
-/// Connections that are looked at in one call: more than wait, some of which may have ended.
+/// Connections that are looked at in one call. Fewer wait, and some of them may have ended.
 const ACCEPTED: usize = 8;
 
 /// The card's end.
@@ -117,7 +117,7 @@ impl Link for SwitchLink {
                 return Ok(None);
             }
             let received = self.with(None, |stream| stream.receive(frame))?;
-            // Where it has ended, another may wait, of which no more is heard.
+            // If it has ended, another connection may wait, for which no event comes any more.
             if self.stream.is_some() {
                 return Ok(received);
             }

@@ -24,7 +24,7 @@ pub struct Congruence {
 }
 
 impl Congruence {
-    /// Of an address of which nothing is known.
+    /// Holds of each address.
     pub const ANY: Self = Self {
         distance: 0,
         alignment: 1,
