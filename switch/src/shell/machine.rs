@@ -94,13 +94,18 @@ impl Machine {
     /// It is closed, or fails.
     pub fn flush(&mut self, port: PortId, switch: &mut Switch, now: u64) -> io::Result<()> {
         self.blocked = false;
-        while !self.rest.is_empty() {
-            match self.socket.write(&self.rest) {
-                Ok(count) => drop(self.rest.drain(..count)),
-                Err(error) => return self.wait(error),
+        loop {
+            // A frame that went out in part is ended before another begins: the socket may
+            // have room again by now.
+            while !self.rest.is_empty() {
+                match self.socket.write(&self.rest) {
+                    Ok(count) => drop(self.rest.drain(..count)),
+                    Err(error) => return self.wait(error),
+                }
             }
-        }
-        while switch.has_output(port) {
+            if !switch.has_output(port) {
+                return Ok(());
+            }
             let sent = {
                 let frames: Vec<&[u8]> = switch.waiting(port).take(OUTPUT).collect();
                 let length = |frame: &&[u8]| (frame.len() as u32).to_be_bytes();
@@ -115,7 +120,6 @@ impl Machine {
                 Err(error) => return self.wait(error),
             }
         }
-        Ok(())
     }
 
     /// Takes the frames off that these bytes, with their lengths, were; a frame that went in part
@@ -150,4 +154,50 @@ impl Machine {
 /// Whether to try again later.
 pub fn is_wait(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FRAMES: u32 = 20_000;
+
+    fn frame(number: u32) -> Vec<u8> {
+        let mut frame = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0].to_vec();
+        frame.resize(14 + number as usize % 60_000, number as u8);
+        frame.extend(number.to_be_bytes());
+        frame
+    }
+
+    /// Its socket is full again and again, and has room again before a write that follows.
+    #[test]
+    fn frames_stay_whole_while_the_machine_reads() {
+        let mut switch = Switch::default();
+        let sender = switch.add_machine().unwrap();
+        let receiver = switch.add_machine().unwrap();
+        let hello = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 2, 8, 0]].concat();
+        switch.receive(receiver, &hello, 0);
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut machine = Machine::new(near).unwrap();
+        let reader = std::thread::spawn(move || {
+            for number in 0..FRAMES {
+                let mut length = [0; LENGTH];
+                far.read_exact(&mut length).unwrap();
+                let mut found = vec![0; u32::from_be_bytes(length) as usize];
+                far.read_exact(&mut found).unwrap();
+                assert!(found == frame(number), "frame {number} is not whole");
+            }
+        });
+        let mut number = 0;
+        while !reader.is_finished() {
+            while number < FRAMES && switch.waiting(receiver).count() < 100 {
+                switch.receive(sender, &frame(number), 0);
+                number += 1;
+            }
+            if let Err(error) = machine.flush(receiver, &mut switch, 0) {
+                assert!(reader.is_finished() || number == FRAMES, "{error}");
+            }
+        }
+        reader.join().unwrap();
+    }
 }
