@@ -14,7 +14,8 @@ import threading
 # Package and target of the programs that wait.
 WAITING = {("weft-web", "serve"), ("weft-store", "contract"), ("weft-cluster", "membership"),
            ("weft-cluster", "work"), ("weft-batch", "contract"),
-           ("weft-node", "launch"), ("weft-switch", "processes")}
+           ("weft-node", "launch"), ("weft-switch", "processes"),
+           ("weft-gateway", "connections"), ("weft-gateway", "idle")}
 PRINTING = threading.Lock()
 
 
