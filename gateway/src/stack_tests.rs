@@ -191,7 +191,7 @@ impl World {
 
 #[test]
 fn bytes_survive_losses() {
-    for seed in 0..100 {
+    for seed in 0..60 {
         let outcome = std::panic::catch_unwind(|| {
             let mut world = World::new(seed, seed % 4 * 20);
             let begin = world.now;
@@ -313,7 +313,7 @@ fn alter(frame: &mut [u8], random: &mut Random) {
 #[test]
 fn altered_segments_end_no_stack() {
     let mut base = Stack::base(&FACE, Instant::now());
-    for seed in 0..200 {
+    for seed in 0..60 {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut world = World::new(seed, 0);
             world.checks = false;
