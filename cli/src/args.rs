@@ -105,8 +105,9 @@ pub struct SwitchArgs {
     /// Where other switches connect: an address of this host, and a port
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
-    /// The socket for this host's machines, which is made
-    #[arg(long, value_name = "SOCKET")]
+    /// The socket for this host's machines, which is made: a name, with which machines find it in
+    /// the run directory of each host (`--net switch=NAME`), or a path with a slash
+    #[arg(long, value_name = "NAME|PATH")]
     pub machines: PathBuf,
     /// The file with this switch's private key: `node.key` of `weft node init`, or one like it
     #[arg(long, value_name = "FILE")]

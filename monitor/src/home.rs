@@ -30,7 +30,7 @@ use crate::attendance::{Endable, Event, attend};
 use crate::control::{Controlled, Typed};
 use crate::growth::{Changes, Launcher, Replies};
 use crate::takeover::Takeover;
-use crate::{die_with, growth, lent, links, restore};
+use crate::{die_with, growth, lent, links, restore, switches};
 
 /// How long the thread that waits for the end waits at one time.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -181,6 +181,10 @@ fn prepare(
     let links = links::open(links, boot, &settings)?;
     let configuration = settings.configuration;
     let open = |lender, disks| lent::open(&configuration, 0, lender, disks);
+    if let Some(lender) = &own.lender {
+        lent::check_networks(&configuration, 0, lender)?;
+    }
+    let switches = switches::connect(&configuration, 0, &own.switches)?;
     // What a lender allows is opened as the user that the machine's slice was.
     let (user, disks) = match (&own.lender, own.user) {
         (None, user) => (user, OpenDisks::default()),
@@ -203,6 +207,7 @@ fn prepare(
         serial: Box::new(output.port(Port::Serial)),
         console: Some(Box::new(output.port(Port::Virtio))),
         disks,
+        switches,
         checkpoint: CheckpointIo {
             channels: channels.into_iter().map(Some).collect(),
             restore,

@@ -5,7 +5,7 @@
 //! somebody else. All of them are, before anything is opened.
 
 use anyhow::{Context, ensure};
-use weft_machine::{BackEndChoice, Configuration, Network, OpenDisks};
+use weft_machine::{BackEndChoice, Configuration, Network, OpenDisks, SwitchSocket};
 use weft_node::consent::Lender;
 
 /// Adds the disks of slice `number` to `open`, and refuses it if its lender does not allow a
@@ -25,11 +25,7 @@ pub fn open(
         "the lender does not lend KVM: use --backend soft"
     );
     let here = |slice: u32| slice as usize == number;
-    for network in &configuration.networks {
-        if here(network.slice()) {
-            allowed(network, lender)?;
-        }
-    }
+    check_networks(configuration, number, lender)?;
     let disks = configuration.disks.iter().enumerate();
     let mut permitted = Vec::new();
     for (index, disk) in disks.filter(|(_, disk)| here(disk.slice)) {
@@ -46,10 +42,27 @@ pub fn open(
     Ok(open)
 }
 
+/// Refuses slice `number` if its lender does not allow a network of its.
+///
+/// # Errors
+/// The first that is not allowed, with the line that would allow it.
+pub fn check_networks(
+    configuration: &Configuration,
+    number: usize,
+    lender: &Lender,
+) -> anyhow::Result<()> {
+    let networks = configuration.networks.iter();
+    let mut here = networks.filter(|network| network.slice() as usize == number);
+    here.try_for_each(|network| allowed(network, lender))
+}
+
 fn allowed(network: &Network, lender: &Lender) -> anyhow::Result<()> {
     match network {
         Network::Tap { name, .. } => lender.tap(name)?,
-        Network::Switch { socket, .. } => lender.switch(socket)?,
+        Network::Switch { socket, .. } => match socket {
+            SwitchSocket::At(path) => lender.switch(path)?,
+            SwitchSocket::Named(name) => lender.named_switch(name)?,
+        },
         Network::User {
             forwards,
             reaches_host,

@@ -11,6 +11,7 @@
 //! | [`lent`] | what of its host the node of another host's machine may open |
 //! | [`links`] | a node's links, opened |
 //! | [`restore`] | the checkpoint that a machine is made from |
+//! | [`switches`] | connections to switches that have a name |
 //! | [`takeover`] | a machine that comes from another host for good |
 //!
 //! It opens what it needs, then confines itself, and runs guest instructions last. It
@@ -25,6 +26,7 @@ mod lent;
 mod links;
 mod restore;
 mod slice;
+mod switches;
 mod takeover;
 
 use std::process::ExitCode;

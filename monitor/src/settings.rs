@@ -45,6 +45,8 @@ pub struct OwnSettings {
     pub restore: Option<PathBuf>,
     /// Where the console's socket is, if it has one.
     pub console: Option<PathBuf>,
+    /// Where the switches are that have a name.
+    pub switches: PathBuf,
     /// What a machine that came from another host may open here.
     pub lender: Option<Lender>,
     /// It comes now: its memory file and the socket to the daemon are among the sockets.

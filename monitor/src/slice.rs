@@ -9,13 +9,15 @@ use anyhow::Context;
 use nix::unistd::Pid;
 use weft_aggregate::SliceLinks;
 use weft_confine::{Mode, ThreadKind, privilege};
-use weft_machine::{CheckpointIo, Configuration, End, Machine, MachineIo, MemoryFile, OpenDisks};
+use weft_machine::{
+    CheckpointIo, Configuration, End, Machine, MachineIo, MemoryFile, OpenDisks, OpenSwitches,
+};
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_node::monitor_protocol::{Control, Loan, MonitorMessage, SliceBoot, Sockets};
 use weft_node::size::format_bytes;
 use weft_platform::clock::measure_host_tsc;
 
-use crate::{die_with, growth, lent, links, restore};
+use crate::{die_with, growth, lent, links, restore, switches};
 
 /// How long the thread waits for the machine's end at one time.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -38,8 +40,9 @@ pub fn own(
         channels: channels.into_iter().map(Some).collect(),
         restore: restore.map(|(restore, _)| restore),
     };
-    let disks = OpenDisks::default();
-    let files = (disks, checkpoint, MemoryFile::New);
+    let switches = switches::connect(&settings.configuration, boot.number as usize, &own.switches)?;
+    let devices = (OpenDisks::default(), switches);
+    let files = (devices, checkpoint, MemoryFile::New);
     let machine = build(&settings.configuration, files, links)?;
     growth::listen(control, &machine, boot, None)?;
     if let Some(user) = own.user {
@@ -76,6 +79,8 @@ pub fn lent(
     }
     let disks = lent::open(configuration, number, &loan.lender, OpenDisks::default())
         .with_context(|| format!("for user {}", nix::unistd::geteuid()))?;
+    let switches = switches::connect(configuration, number, &loan.switches)
+        .with_context(|| format!("for user {}", nix::unistd::geteuid()))?;
     weft_confine::prepare(Mode::Enforce)?;
     let links = links::open(sockets, boot, &settings)?.context("there are no links")?;
     // Before the machine is put together: slice 0, which is started next, is asked
@@ -83,7 +88,11 @@ pub fn lent(
     control.say(&MonitorMessage::Ready);
     let checkpoint = CheckpointIo::default();
     let memory = MemoryFile::Empty(memory.into());
-    let machine = build(configuration, (disks, checkpoint, memory), links)?;
+    let machine = build(
+        configuration,
+        ((disks, switches), checkpoint, memory),
+        links,
+    )?;
     growth::listen(control, &machine, boot, None)?;
     weft_confine::enter(ThreadKind::Main)?;
     if let End::Failed { reason } = wait(machine) {
@@ -118,13 +127,14 @@ fn fits(configuration: &Configuration, boot: &SliceBoot, loan: &Loan) -> anyhow:
 
 fn build(
     configuration: &Configuration,
-    (disks, checkpoint, memory): (OpenDisks, CheckpointIo, MemoryFile),
+    ((disks, switches), checkpoint, memory): ((OpenDisks, OpenSwitches), CheckpointIo, MemoryFile),
     links: SliceLinks,
 ) -> anyhow::Result<Machine> {
     let io = MachineIo {
         serial: Box::new(io::sink()),
         console: None,
         disks,
+        switches,
         checkpoint,
         memory,
     };

@@ -21,6 +21,7 @@ mod home;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -95,6 +96,8 @@ pub struct Loan {
     pub memory_bytes: u64,
     /// What it may open.
     pub lender: Lender,
+    /// Where the switches are that have a name.
+    pub switches: PathBuf,
 }
 
 /// What joins a slice to another.
@@ -529,6 +532,7 @@ mod tests {
                     peer: "alpha".into(),
                     consent: Consent::default(),
                 },
+                switches: "/run/weft/switch".into(),
             }),
             links: Vec::new(),
             joins: None,

@@ -79,6 +79,23 @@ pub enum RunDirError {
     /// Its permissions let others in.
     #[error("the run directory {0} is open to others: run `chmod 700 {0}`")]
     Open(PathBuf),
+    /// It names no switch.
+    #[error(
+        "`{0}` is not the name of a switch: 1 to {SWITCH_NAME_MAX} letters, digits, `-` and `_`; \
+         a path has a slash, as in ./{0}"
+    )]
+    SwitchName(String),
+    /// The sockets of a switch and its cards do not fit.
+    #[error(
+        "the socket of a switch has at most {SWITCH_SOCKET_MAX} bytes in its path, and {path} has \
+         {length}: use a shorter name, or a shorter XDG_RUNTIME_DIR"
+    )]
+    SwitchTooLong {
+        /// The socket.
+        path: PathBuf,
+        /// Of its path.
+        length: usize,
+    },
     /// It cannot be listed.
     #[error("cannot read {path}")]
     List {
@@ -138,16 +155,60 @@ pub const SOCKET_PATH_MAX: usize = 107;
 /// Longest path of a run directory, in bytes: a socket with a pid as its name fits in it.
 const PATH_MAX: usize = SOCKET_PATH_MAX - "/4194304.sock".len();
 
+/// Longest path of a switch's socket: there is room behind it for what names a card's own socket
+/// beside it, `.` and 16 hexadecimal digits.
+pub const SWITCH_SOCKET_MAX: usize = SOCKET_PATH_MAX - 17;
+/// Longest name of a switch.
+const SWITCH_NAME_MAX: usize = 32;
+
+/// Where this host's switches are that have a name. It may not exist.
+pub fn switches() -> PathBuf {
+    path().join("switch")
+}
+
+/// The same directory, made and checked.
+pub fn switches_directory() -> Result<PathBuf, RunDirError> {
+    let path = directory()?.join("switch");
+    prepare(&path).map(|()| path)
+}
+
+/// The socket of the switch called `name`, in a directory of switches.
+///
+/// # Errors
+/// It is no name, or the path is too long.
+pub fn switch_socket(switches: &Path, name: &str) -> Result<PathBuf, RunDirError> {
+    if !is_switch_name(name) {
+        return Err(RunDirError::SwitchName(name.to_owned()));
+    }
+    let path = switches.join(name);
+    let length = path.as_os_str().len();
+    match length <= SWITCH_SOCKET_MAX {
+        true => Ok(path),
+        false => Err(RunDirError::SwitchTooLong { path, length }),
+    }
+}
+
+/// Whether a text can be the name of a switch.
+pub fn is_switch_name(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    (1..=SWITCH_NAME_MAX).contains(&text.len()) && text.bytes().all(is_plain)
+}
+
 /// The directory, made and checked.
 pub fn directory() -> Result<PathBuf, RunDirError> {
+    let path = path();
+    prepare(&path).map(|()| path)
+}
+
+/// Where it is.
+fn path() -> PathBuf {
     let user = nix::unistd::geteuid();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
-    let path = match runtime {
+    match runtime {
         Some(base) => Path::new(&base).join("weft"),
         None if user.is_root() => PathBuf::from("/run/weft"),
         None => std::env::temp_dir().join(format!("weft-{user}")),
-    };
-    prepare(&path).map(|()| path)
+    }
 }
 
 /// Makes the directory, or checks that the one that is there is private.
@@ -365,6 +426,25 @@ mod tests {
             "{error}"
         );
         assert!(!long.exists());
+    }
+
+    #[test]
+    fn a_switch_has_a_name_that_fits() {
+        let directory = Path::new("/run/user/1000/weft/switch");
+        let socket = |name: &str| switch_socket(directory, name);
+        assert_eq!(socket("mpi_0-a").unwrap(), directory.join("mpi_0-a"));
+        socket(&"n".repeat(SWITCH_NAME_MAX)).unwrap();
+        for name in ["", ".", "..", "a/b", "a.sock", "a b", &"n".repeat(33)] {
+            let error = socket(name).unwrap_err().to_string();
+            assert!(error.contains("1 to 32 letters"), "{error}");
+        }
+        let long = PathBuf::from(format!("/{}", "d".repeat(SWITCH_SOCKET_MAX - 3)));
+        switch_socket(&long, "n").unwrap();
+        let error = switch_socket(&long, "nn").unwrap_err().to_string();
+        assert!(
+            error.contains("has 91") && error.contains("at most 90"),
+            "{error}"
+        );
     }
 
     #[test]

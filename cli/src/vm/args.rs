@@ -397,13 +397,13 @@ pub struct VmRunArgs {
     /// through shared memory (`dsm`)
     #[arg(long, value_name = "FILE[,ro][,direct][,node=N][,path=bypass|dsm]")]
     pub disk: Vec<DiskArg>,
-    /// A network card: on a tap device; at the socket of a `weft switch`, with the
-    /// address `mac`; or a network in user space that needs no privilege, with TCP
+    /// A network card: on a tap device; at a `weft switch`, with the address `mac`: at the
+    /// one that each host has by this name, or at a path with a slash; or a network in user space that needs no privilege, with TCP
     /// ports of this host's loopback address forwarded to the guest; `loopback`:
     /// 10.0.2.2 in the guest is this host's loopback address; `node`: the node that has it, counted from 0; `path`: as for a disk
     #[arg(
         long,
-        value_name = "tap=NAME|switch=SOCKET[,mac=ADDRESS]|user[,forward=HOSTPORT:GUESTPORT][,loopback][,node=N][,path=bypass|dsm]"
+        value_name = "tap=NAME|switch=NAME|PATH[,mac=ADDRESS]|user[,forward=HOSTPORT:GUESTPORT][,loopback][,node=N][,path=bypass|dsm]"
     )]
     pub net: Vec<NetArg>,
     /// Back end of the vCPUs: `auto` is hardware KVM if available, otherwise software

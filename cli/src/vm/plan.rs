@@ -3,16 +3,18 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use weft_confine::privilege;
 use weft_confine::privilege::Identity;
 use weft_machine::{
-    BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network, check_host,
+    BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network, SwitchSocket,
+    check_host,
 };
 use weft_monitor::settings::Confine;
 use weft_node::consent::Lender;
 use weft_node::host;
+use weft_node::rundir::{self, SWITCH_SOCKET_MAX};
 
 use super::args::{BalloonArg, LateArg, VmRunArgs};
 use super::error::VmError;
@@ -25,9 +27,6 @@ use super::updated;
 pub const NAME_MAX: usize = 40;
 /// Longest name of a network device (`IFNAMSIZ`, without its zero).
 const TAP_NAME_MAX: usize = 15;
-/// Longest path of a switch's socket: 107 bytes (`sun_path`), less what names a card's own
-/// socket beside it.
-const SWITCH_SOCKET_MAX: usize = 90;
 /// What a kernel is told unless the user tells it something.
 const COMMAND_LINE: &str = "console=ttyS0";
 
@@ -218,7 +217,7 @@ fn network(argument: &NetArg) -> Result<Network, VmError> {
             data_path: place.data_path,
         },
         NetArg::Switch { socket, mac, place } => Network::Switch {
-            socket: switch_socket(socket)?,
+            socket: switch_socket(socket, place.node)?,
             mac: mac.unwrap_or_else(any_mac),
             slice: place.node,
             data_path: place.data_path,
@@ -242,12 +241,26 @@ fn network(argument: &NetArg) -> Result<Network, VmError> {
     })
 }
 
-/// The same for processes with other working directories, and on other hosts.
-fn switch_socket(socket: &Path) -> Result<PathBuf, VmError> {
-    let path = std::path::absolute(socket)
-        .map_err(|error| VmError::Option(format!("--net switch={}: {error}", socket.display())))?;
+/// The same for processes with other working directories, and on other hosts. A name stays one:
+/// each host has a path for it.
+fn switch_socket(socket: &SwitchSocket, node: u32) -> Result<SwitchSocket, VmError> {
+    let path = match socket {
+        SwitchSocket::Named(name) => {
+            let refused = |error| VmError::Option(format!("--net switch={name}: {error}"));
+            // Another host's run directory is not known here.
+            let directory = match node {
+                0 => rundir::switches(),
+                _ => PathBuf::new(),
+            };
+            rundir::switch_socket(&directory, name).map_err(refused)?;
+            return Ok(socket.clone());
+        }
+        SwitchSocket::At(path) => path,
+    };
+    let path = std::path::absolute(path)
+        .map_err(|error| VmError::Option(format!("--net switch={}: {error}", path.display())))?;
     match path.as_os_str().len() {
-        0..=SWITCH_SOCKET_MAX => Ok(path),
+        0..=SWITCH_SOCKET_MAX => Ok(SwitchSocket::At(path)),
         bytes => Err(VmError::Option(format!(
             "--net switch={}: the path has {bytes} bytes: at most {SWITCH_SOCKET_MAX} are allowed",
             path.display()

@@ -25,6 +25,7 @@ use weft_node::launch::machine::{
     self, Inheritance, Machine, MachineOutcome, MachinePlan, MachineSettings, Share,
 };
 use weft_node::options::Placement;
+use weft_node::rundir;
 use weft_platform::clock::{Reference, TscMeasurement, begin_tsc_measurement};
 
 use super::args::VmRunArgs;
@@ -360,6 +361,7 @@ impl Life<'_> {
             // A guest that restarts boots its kernel.
             restore: plan.restore.clone().filter(|_| self.restarts == 0),
             console: registry.console.as_ref().map(|(_, path)| path.clone()),
+            switches: rundir::switches(),
             lender: plan.lender.clone(),
             takes_home: self.arrival.is_some(),
         };

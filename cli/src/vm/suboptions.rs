@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use weft_machine::migration::Destination;
-use weft_machine::{DataPath, Follow};
+use weft_machine::{DataPath, Follow, SwitchSocket};
 use weft_node::size::{SizeError, parse_size};
 
 /// How alike two words must be for one to be a misspelling of the other.
@@ -38,7 +38,7 @@ pub enum OptionError {
     NoTapName,
     #[error("`tap` lacks the device's name: write tap=NAME")]
     NoTap,
-    #[error("`switch` lacks the socket's path: write switch=SOCKET")]
+    #[error("`switch` lacks the switch's name: write switch=NAME, or switch=PATH with a slash")]
     NoSwitch,
     #[error("`{0}` in `mac={0}` is not a card's address: write one like 02:00:00:00:00:01")]
     Mac(String),
@@ -87,7 +87,7 @@ pub struct DiskArg {
 }
 
 /// `--net tap=NAME[,node=N][,path=bypass|dsm]`,
-/// `--net switch=SOCKET[,mac=ADDRESS][,node=N][,path=bypass|dsm]` or
+/// `--net switch=NAME|PATH[,mac=ADDRESS][,node=N][,path=bypass|dsm]` or
 /// `--net user[,forward=HOSTPORT:GUESTPORT]…[,loopback][,node=N][,path=bypass|dsm]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetArg {
@@ -101,9 +101,9 @@ pub enum NetArg {
         loopback: bool,
         place: PlaceArg,
     },
-    /// At the socket of a `weft switch`.
+    /// At a `weft switch`.
     Switch {
-        socket: PathBuf,
+        socket: SwitchSocket,
         /// The card's address; without it, any.
         mac: Option<[u8; 6]>,
         place: PlaceArg,
@@ -261,13 +261,13 @@ impl FromStr for NetArg {
                         }
                     }
                 }
-                let socket = socket.into();
+                let socket = SwitchSocket::from(PathBuf::from(socket));
                 Ok(NetArg::Switch { socket, mac, place })
             }
             None if kind == "tap" => Err(OptionError::NoTap),
             None if kind == "switch" => Err(OptionError::NoSwitch),
             _ => {
-                let known = ["tap=NAME", "user", "switch=SOCKET"];
+                let known = ["tap=NAME", "user", "switch=NAME"];
                 Err(unknown(kind, "a network", &known))
             }
         }
@@ -437,7 +437,8 @@ mod tests {
         assert!(error::<NetArg>("tap").contains("tap=NAME"));
         assert!(error::<NetArg>("tap=").contains("lacks"));
         let switch = |socket: &str, mac, node| {
-            let (socket, data_path) = (socket.into(), DataPath::default());
+            let socket = PathBuf::from(socket).into();
+            let data_path = DataPath::default();
             let place = PlaceArg { node, data_path };
             Ok(NetArg::Switch { socket, mac, place })
         };
@@ -456,8 +457,8 @@ mod tests {
             let error = error::<NetArg>(&format!("switch=s,mac={wrong}"));
             assert!(error.contains("is not a card's address"), "{error}");
         }
-        assert!(error::<NetArg>("switch").contains("switch=SOCKET"));
-        assert!(error::<NetArg>("switch=").contains("switch=SOCKET"));
+        assert!(error::<NetArg>("switch").contains("switch=NAME"));
+        assert!(error::<NetArg>("switch=").contains("switch=NAME"));
         assert!(error::<NetArg>("switch=s,mad=1").contains("did you mean `mac=ADDRESS`?"));
         assert!(error::<NetArg>("usr").contains("did you mean `user`?"));
         assert!(error::<NetArg>("user,foward=1:2").contains("did you mean `forward="));

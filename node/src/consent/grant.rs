@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::permitted::Permitted;
+use crate::rundir::is_switch_name;
 
 /// A disk, or a directory of disks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +24,8 @@ pub(super) enum NetworkGrant {
     Tap(String),
     /// The socket of a switch.
     Switch(PathBuf),
+    /// The name of a switch.
+    NamedSwitch(String),
     User {
         loopback: bool,
         /// Ports of the lender's loopback that may lead into the guest.
@@ -37,7 +40,12 @@ pub(super) enum GrantError {
     NoAccess,
     #[error("give an absolute path without `..`")]
     Path,
-    #[error("not tap=NAME, switch=SOCKET or user[,loopback][,forward=PORT[-PORT]]…")]
+    #[error(
+        "neither the name of a switch (1 to 32 letters, digits, `-` and `_`), nor an absolute path \
+         without `..`"
+    )]
+    Switch,
+    #[error("not tap=NAME, switch=NAME, switch=PATH or user[,loopback][,forward=PORT[-PORT]]…")]
     Network,
     #[error("`{0}` is not loopback or forward=PORT[-PORT]")]
     NetworkOption(String),
@@ -96,8 +104,12 @@ impl NetworkGrant {
             }
             Some(switch) if switch.starts_with("switch=") => {
                 // A path may have commas.
-                let path = plain(Path::new(&text["switch=".len()..]));
-                return path.map(NetworkGrant::Switch).ok_or(GrantError::Path);
+                let wanted = &text["switch=".len()..];
+                if is_switch_name(wanted) {
+                    return Ok(NetworkGrant::NamedSwitch(wanted.to_owned()));
+                }
+                let path = plain(Path::new(wanted));
+                return path.map(NetworkGrant::Switch).ok_or(GrantError::Switch);
             }
             _ => return Err(GrantError::Network),
         }

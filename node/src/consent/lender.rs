@@ -94,6 +94,18 @@ impl Lender {
         }
     }
 
+    /// Whether the peer may connect to the switch that has a name here.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn named_switch(&self, name: &str) -> Result<(), Refused> {
+        let is_it = |grant: &NetworkGrant| matches!(grant, NetworkGrant::NamedSwitch(allowed) if allowed == name);
+        match self.consent.networks.iter().any(is_it) {
+            true => Ok(()),
+            false => Err(self.no_network(format!("switch={name}"))),
+        }
+    }
+
     /// Whether the peer may have a network in user space that reaches the lender's
     /// loopback, if `loopback`, and is reached by these of its ports. One entry has to
     /// allow all of it.
@@ -102,7 +114,7 @@ impl Lender {
     /// It may not.
     pub fn user_network(&self, loopback: bool, ports: &[u16]) -> Result<(), Refused> {
         let covers = |grant: &NetworkGrant| match grant {
-            NetworkGrant::Tap(_) | NetworkGrant::Switch(_) => false,
+            NetworkGrant::Tap(_) | NetworkGrant::Switch(_) | NetworkGrant::NamedSwitch(_) => false,
             NetworkGrant::User {
                 loopback: may_loopback,
                 forwards,

@@ -3,7 +3,7 @@
 //!
 //! ```toml
 //! disks = ["/srv/weft/root.img,ro", "/dev/vdb,rw", "/srv/weft/beta/,rw"]
-//! networks = ["user", "user,loopback,forward=2222", "tap=tap0", "switch=/run/weft/switch"]
+//! networks = ["user", "user,loopback,forward=2222", "tap=tap0", "switch=/run/weft/switch", "switch=mpi"]
 //! ```
 //!
 //! A path with `/` at its end is a directory: it stands for the regular files
@@ -184,6 +184,18 @@ mod tests {
     }
 
     #[test]
+    fn a_switch_is_allowed_by_its_name() {
+        let lender = lender(&[], &["switch=mpi", "switch=/run/weft/other"]);
+        lender.named_switch("mpi").unwrap();
+        for name in ["other", "mpi2", "", "/run/weft/other"] {
+            let error = lender.named_switch(name).unwrap_err().to_string();
+            let line = format!("networks = [\"switch={name}\"]");
+            assert!(error.contains(&line), "{error}");
+        }
+        assert!(lender.switch(Path::new("mpi")).is_err());
+    }
+
+    #[test]
     fn one_entry_has_to_allow_the_whole_network() {
         let lender = lender(
             &[],
@@ -210,11 +222,13 @@ mod tests {
         }
         for text in ["", "tap", "tap=", "tap=t,loopback", "users", "switch"] {
             assert!(
-                network(text).1.contains("tap=NAME, switch=SOCKET or user"),
+                network(text)
+                    .1
+                    .contains("tap=NAME, switch=NAME, switch=PATH or user"),
                 "{text}"
             );
         }
-        for text in ["switch=", "switch=s", "switch=/run/../s"] {
+        for text in ["switch=", "switch=s.d", "switch=./s", "switch=/run/../s"] {
             assert!(network(text).1.contains("absolute path"), "{text}");
         }
         for text in [

@@ -20,6 +20,7 @@ use crate::launch::machine::reservation_bytes;
 use crate::links::{Link, Links};
 use crate::monitor_protocol::{self, Loan, SETTINGS_BYTES_MAX, SliceBoot, Terms};
 use crate::protocol::MachineStart;
+use crate::rundir;
 use crate::said::Spoken;
 use crate::size::PAGE_BYTES;
 use crate::spawn::{Confinement, Executable, Process, ProgramKind, Role, StartError};
@@ -91,6 +92,7 @@ impl SliceStart for MachineStart {
                 cpus: self.cpus,
                 memory_bytes,
                 lender: Lender::of(peer),
+                switches: rundir::switches(),
             }),
             links: Vec::new(),
             joins: self.joins.as_ref().map(|join| join.memory_bytes),

@@ -33,6 +33,7 @@ use crate::launch::machine::HEIR_BYTES;
 use crate::links::Link;
 use crate::monitor_protocol::{self, HomeOrder, HomeStep, Loan, MonitorMessage, OtherNode};
 use crate::protocol::HomeRequest;
+use crate::rundir;
 use crate::size::PAGE_BYTES;
 use crate::sys;
 
@@ -197,6 +198,7 @@ impl Takeover {
                 cpus: part.cpus,
                 memory_bytes: part.memory_bytes,
                 lender: Lender::of(peer),
+                switches: rundir::switches(),
             },
             user: daemon.confinement(peer).map(|confinement| confinement.user),
             lease_ms: lease.as_millis() as u32,

@@ -38,7 +38,7 @@ use super::serial_console::{SerialEnds, SerialInput, SharedOutput};
 use super::shutdown::{Ending, OwnerChannel, Shutdown};
 use super::sources::with_sources;
 use super::wanted_moves::WantedMoves;
-use super::{MachineError, MachineIo, OpenDisks};
+use super::{MachineError, MachineIo, OpenDisks, OpenSwitches};
 use crate::page_writer::PageWriter;
 use crate::vcpu::environment::VcpuContext;
 use crate::vcpu::following::{AskToMove, FaultsOfVcpus, Followers};
@@ -103,13 +103,14 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let is_primary = slice.as_ref().is_none_or(|slice| slice.is_primary());
     let output = SharedOutput::new(plan.io.serial);
     let small = small_devices(&core, configuration, (&output, slice.as_ref()), &mut parts)?;
+    let opened = (&plan.io.disks, &plan.io.switches);
     // The registers of all other devices are on the primary.
     let mut devices = None;
     if is_primary {
         let pci = PciDevices {
             core: &core,
             configuration,
-            opened: &plan.io.disks,
+            opened,
             observer: chosen.observer.clone(),
             parts: &mut parts,
             slice: slice.as_ref(),
@@ -117,7 +118,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         };
         devices = Some(pci.attach(plan.io.console)?);
     } else if let Some(slice) = &slice {
-        let served = serve_queues(&core, configuration, &chosen, (slice, &plan.io.disks))?;
+        let served = serve_queues(&core, configuration, &chosen, (slice, opened))?;
         let served = MachinePart::ServedQueues(served);
         parts.push((format!("slice{}.devices", slice.number()), served));
     }
@@ -273,7 +274,7 @@ fn serve_queues(
     core: &MachineCore,
     configuration: &Configuration,
     chosen: &Chosen,
-    (slice, opened): (&Arc<Slice>, &OpenDisks),
+    (slice, opened): (&Arc<Slice>, (&OpenDisks, &OpenSwitches)),
 ) -> Result<Arc<ServedQueues>, MachineError> {
     let tools = Tools {
         memory: core.memory.clone(),

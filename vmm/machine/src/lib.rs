@@ -96,11 +96,14 @@ pub use move_report::{
 };
 pub use state::{HomeState, MachineState, OtherNodes, PartState, SavedMachine, StateError};
 pub use weft_aggregate::commands::VcpuStage;
-pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};
+pub use weft_aggregate::devices::{
+    DataPath, Disk, Forward, Network, OpenDisks, OpenSwitches, SwitchSocket,
+};
 pub use weft_aggregate::{
     CPUS_MAX, MEMORY_STEP, PRIMARY_MEMORY_MIN, Placement, PlacementError, SLICE_MEMORY_MIN,
     SLICES_MAX, Share, deal_cpus, deal_memory,
 };
+pub use weft_virtio::net::{NetError, OpenSwitch};
 
 pub use back_end::{check_host, features_missing, features_shown};
 pub use weft_vcpu::CpuModel;
@@ -121,6 +124,8 @@ pub struct MachineIo {
     pub console: Option<Box<dyn ConsoleOutput>>,
     /// Open files of disks.
     pub disks: OpenDisks,
+    /// Connections to switches that have a name.
+    pub switches: OpenSwitches,
     /// How checkpoints are written, and which one the machine is made from.
     pub checkpoint: CheckpointIo,
     /// Where guest memory is.

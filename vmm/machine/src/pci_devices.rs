@@ -17,14 +17,14 @@ use super::configuration::Configuration;
 use super::lifecycle::End;
 use super::machine_core::MachineCore;
 use super::part::{MachinePart, NamedPart};
-use super::{MachineError, OpenDisks};
+use super::{MachineError, OpenDisks, OpenSwitches};
 
 /// Makes the PCI devices of a machine.
 pub(super) struct PciDevices<'a> {
     pub core: &'a MachineCore,
     pub configuration: &'a Configuration,
     /// Open files of disks.
-    pub opened: &'a OpenDisks,
+    pub opened: (&'a OpenDisks, &'a OpenSwitches),
     /// Called after devices have written to guest memory.
     pub observer: Option<Arc<dyn WriteObserver>>,
     pub parts: &'a mut Vec<NamedPart>,
@@ -74,10 +74,10 @@ impl PciDevices<'_> {
     fn attach_partitioned(&mut self, root: &Root) -> Result<(), MachineError> {
         let devices = self.configuration.devices();
         let Some(slice) = self.slice else {
-            for block in devices.open_disks(self.opened)? {
+            for block in devices.open_disks(self.opened.0)? {
                 self.put(root, Box::new(block))?;
             }
-            for net in devices.open_networks()? {
+            for net in devices.open_networks(self.opened.1)? {
                 self.put(root, Box::new(net))?;
             }
             return Ok(());

@@ -86,6 +86,7 @@ fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, St
         serial: Box::new(printed.clone()),
         console: None,
         disks: OpenDisks::default(),
+        switches: Default::default(),
         checkpoint: Default::default(),
         memory: Default::default(),
     };

@@ -45,6 +45,7 @@ fn io(console: &Kept) -> MachineIo {
         serial: Box::new(console.clone()),
         console: None,
         disks: OpenDisks::default(),
+        switches: Default::default(),
         checkpoint: Default::default(),
         memory: Default::default(),
     }

@@ -18,6 +18,7 @@ use crate::remote_devices::QueuePlacement;
 
 pub use crate::remote_devices::DataPath;
 pub use disks::OpenDisks;
+pub use networks::OpenSwitches;
 
 /// A disk: a raw image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,9 +79,9 @@ pub enum Network {
         #[serde(default)]
         data_path: DataPath,
     },
-    /// A switch (`weft switch`): the socket that it has on each host.
+    /// A switch (`weft switch`).
     Switch {
-        socket: PathBuf,
+        socket: SwitchSocket,
         /// The card's address, for its life.
         mac: [u8; 6],
         /// The slice that has it.
@@ -90,6 +91,35 @@ pub enum Network {
         #[serde(default)]
         data_path: DataPath,
     },
+}
+
+/// Where a card finds its switch, on each host that it comes to. As text a name has no slash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "PathBuf", into = "PathBuf")]
+pub enum SwitchSocket {
+    /// At this path.
+    At(PathBuf),
+    /// At a path that each host has for this name: the process that makes the slice connects,
+    /// see [`OpenSwitches`].
+    Named(String),
+}
+
+impl From<PathBuf> for SwitchSocket {
+    fn from(path: PathBuf) -> Self {
+        match path.to_str() {
+            Some(name) if !name.contains('/') => Self::Named(name.to_owned()),
+            _ => Self::At(path),
+        }
+    }
+}
+
+impl From<SwitchSocket> for PathBuf {
+    fn from(socket: SwitchSocket) -> Self {
+        match socket {
+            SwitchSocket::At(path) => path,
+            SwitchSocket::Named(name) => name.into(),
+        }
+    }
 }
 
 impl Network {
@@ -134,13 +164,13 @@ impl DeviceList<'_> {
     pub fn of_slice(
         &self,
         slice: &Arc<Slice>,
-        opened: &OpenDisks,
+        (disks, switches): (&OpenDisks, &OpenSwitches),
     ) -> Result<Vec<Placed>, DeviceSetupError> {
         let mut all: Vec<Placed> = Vec::new();
-        for (placement, block) in self.disks_of_slice(slice, opened)? {
+        for (placement, block) in self.disks_of_slice(slice, disks)? {
             all.push((placement, Box::new(block)));
         }
-        all.extend(self.networks_of_slice(slice)?);
+        all.extend(self.networks_of_slice(slice, switches)?);
         Ok(all)
     }
 }

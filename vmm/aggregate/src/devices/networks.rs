@@ -1,16 +1,31 @@
 //! Networks: links that lie here are opened, the ways to those of others made.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::remote_devices::QueuePlacement;
 use crate::remote_devices::net::{NetworkFront, window};
 use crate::{PRIMARY, Slice};
-use weft_virtio::net::{Mac, Net, NetBackEnd, NetDescription, NetOptions, Opened, PAIRS_MAX, Use};
+use weft_virtio::net::{
+    Mac, Net, NetBackEnd, NetDescription, NetOptions, OpenSwitch, Opened, PAIRS_MAX, Use,
+};
 use weft_virtio::{VirtioDevice, net};
 
 use super::DeviceSetupError;
-use super::{DataPath, DeviceList, Network, Placed};
+use super::{DataPath, DeviceList, Network, Placed, SwitchSocket};
+
+/// Connections to switches that were made before the machine was put together, by the number of
+/// the network: to those that have a name.
+#[derive(Debug, Default)]
+pub struct OpenSwitches(BTreeMap<u16, OpenSwitch>);
+
+impl OpenSwitches {
+    /// This connection is that network's.
+    pub fn insert(&mut self, network: u16, connection: OpenSwitch) {
+        self.0.insert(network, connection);
+    }
+}
 
 /// A network as far as it is known before the other slices were heard.
 struct Begun {
@@ -33,9 +48,9 @@ impl DeviceList<'_> {
     ///
     /// # Errors
     /// The first that cannot be opened.
-    pub fn open_networks(&self) -> Result<Vec<Net>, DeviceSetupError> {
+    pub fn open_networks(&self, switches: &OpenSwitches) -> Result<Vec<Net>, DeviceSetupError> {
         let networks = (0..).zip(self.networks);
-        let open = |(number, network)| Ok(Net::open(&options(self, number, network))?);
+        let open = |(number, network)| Ok(Net::open(&options((self, switches), number, network))?);
         networks.map(open).collect()
     }
 
@@ -43,10 +58,14 @@ impl DeviceList<'_> {
     ///
     /// # Errors
     /// The first network that cannot be had.
-    pub fn networks_of_slice(&self, slice: &Arc<Slice>) -> Result<Vec<Placed>, DeviceSetupError> {
+    pub fn networks_of_slice(
+        &self,
+        slice: &Arc<Slice>,
+        switches: &OpenSwitches,
+    ) -> Result<Vec<Placed>, DeviceSetupError> {
         let networks = (0..).zip(self.networks);
         let begun = networks
-            .map(|(number, network)| begin(self, slice, number, network))
+            .map(|(number, network)| begin((self, switches), slice, number, network))
             .collect::<Result<Vec<_>, _>>()?;
         let ways = begun.iter().map(|begun| usize::from(begun.pairs)).sum();
         let first = self.disks.len();
@@ -66,13 +85,13 @@ impl DeviceList<'_> {
 
 /// Opens a network that lies here and tells the others of it.
 fn begin(
-    list: &DeviceList<'_>,
+    (list, switches): (&DeviceList<'_>, &OpenSwitches),
     slice: &Arc<Slice>,
     number: u16,
     network: &Network,
 ) -> Result<Begun, DeviceSetupError> {
-    let mut options = options(list, number, network);
     let owner = network.slice() as usize;
+    let mut options = options((list, switches), number, network);
     let pairs = pairs(list);
     let bypass = QueuePlacement::new(slice.locations(), owner, network.data_path(), pairs, 2);
     let among = (0..pairs).any(|pair| bypass.server(pair) != owner);
@@ -165,7 +184,11 @@ fn pairs(list: &DeviceList<'_>) -> u16 {
     list.cpus.min(PAIRS_MAX.into()) as u16
 }
 
-fn options(list: &DeviceList<'_>, number: u16, network: &Network) -> NetOptions {
+fn options(
+    (list, switches): (&DeviceList<'_>, &OpenSwitches),
+    number: u16,
+    network: &Network,
+) -> NetOptions {
     let options = match network {
         Network::Tap { name, .. } => NetOptions {
             pairs: pairs(list),
@@ -187,10 +210,16 @@ fn options(list: &DeviceList<'_>, number: u16, network: &Network) -> NetOptions 
             }))
         }
         Network::Switch { socket, mac, .. } => {
-            let path = socket.clone();
+            let back_end = match socket.clone() {
+                SwitchSocket::At(path) => NetBackEnd::Switch { path },
+                // Another slice's network has none here.
+                SwitchSocket::Named(_) => {
+                    NetBackEnd::OpenSwitch(switches.0.get(&number).cloned().unwrap_or_default())
+                }
+            };
             NetOptions {
                 mac: Some(Mac(*mac)),
-                ..NetOptions::new(NetBackEnd::Switch { path })
+                ..NetOptions::new(back_end)
             }
         }
     };

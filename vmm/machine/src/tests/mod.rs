@@ -65,6 +65,7 @@ impl Rig {
             serial: Box::new(kept.clone()),
             console: None,
             disks: OpenDisks::default(),
+            switches: Default::default(),
             checkpoint: Default::default(),
             memory: Default::default(),
         };

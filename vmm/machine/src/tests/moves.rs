@@ -455,6 +455,7 @@ pub(super) fn slice_of(
             },
             console: None,
             disks: OpenDisks::default(),
+            switches: Default::default(),
             checkpoint: Default::default(),
             memory: Default::default(),
         },

@@ -33,6 +33,7 @@ pub use link::{Cable, Link};
 pub use options::{Forward, Mac, NetBackEnd, NetOptions, User};
 pub use persist::NetState;
 pub use stream::Stream;
+pub use switch::OpenSwitch;
 
 use super::worker::Handler;
 use super::{ConfigSpace, DeviceError, DeviceState, Kind, Ring, StateError, VirtioDevice};
@@ -118,6 +119,9 @@ pub enum NetError {
         /// The kernel's answer.
         source: std::io::Error,
     },
+    /// The connection was not made before, or another card has it.
+    #[error("the card has no connection to its switch")]
+    NotConnected,
     /// Out of range.
     #[error("a network has 1 to {PAIRS_MAX} queue pairs, not {0}")]
     Pairs(u16),
@@ -273,6 +277,7 @@ fn open_links(options: &NetOptions, count: u16) -> Result<Vec<Box<dyn Link>>, Ne
             vec![Box::new(user::start(user, mtu)?)]
         }
         NetBackEnd::Switch { path } => vec![Box::new(switch::open(path)?)],
+        NetBackEnd::OpenSwitch(open) => vec![Box::new(open.take()?)],
     })
 }
 

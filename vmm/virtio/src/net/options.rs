@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::OpenSwitch;
+
 /// Largest packet that passt and a switch take: fewer, larger packets cost less.
 pub(super) const USER_MTU: u16 = 65520;
 
@@ -47,6 +49,8 @@ pub enum NetBackEnd {
     User(User),
     /// A switch, at its socket.
     Switch { path: PathBuf },
+    /// A switch to which this card is connected already.
+    OpenSwitch(OpenSwitch),
 }
 
 /// A network card.
@@ -81,7 +85,9 @@ impl NetOptions {
     pub(super) fn mtu(&self) -> Option<u16> {
         match self.back_end {
             NetBackEnd::Tap { .. } => self.mtu,
-            NetBackEnd::User(_) | NetBackEnd::Switch { .. } => Some(self.mtu.unwrap_or(USER_MTU)),
+            NetBackEnd::User(_) | NetBackEnd::Switch { .. } | NetBackEnd::OpenSwitch(_) => {
+                Some(self.mtu.unwrap_or(USER_MTU))
+            }
         }
     }
 
@@ -89,7 +95,7 @@ impl NetOptions {
     pub(super) fn offloads(&self) -> u64 {
         match self.back_end {
             NetBackEnd::Tap { .. } => super::OFFLOADS,
-            NetBackEnd::User(_) | NetBackEnd::Switch { .. } => 0,
+            NetBackEnd::User(_) | NetBackEnd::Switch { .. } | NetBackEnd::OpenSwitch(_) => 0,
         }
     }
 
@@ -99,7 +105,7 @@ impl NetOptions {
             NetBackEnd::Tap { name } => name.as_str(),
             NetBackEnd::User(_) => "user",
             // All cards of a switch have the same; so each is given another.
-            NetBackEnd::Switch { .. } => "switch",
+            NetBackEnd::Switch { .. } | NetBackEnd::OpenSwitch(_) => "switch",
         };
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         for byte in name.bytes().chain(self.number.to_le_bytes()) {

@@ -7,14 +7,17 @@
 
 use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
+use std::fmt::{self, Debug, Formatter};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use weft_confine::lock;
 use weft_guest_memory::DeviceMemory;
 
 use super::{Cable, Link, NetError, Stream};
@@ -34,6 +37,32 @@ pub struct SwitchLink {
     new: bool,
     /// Without it the link stays unplugged once it is.
     door: Option<Door>,
+}
+
+/// A card's end that is connected before there is a card. The first card that is made with it
+/// takes it. The default has none.
+#[derive(Clone, Default)]
+pub struct OpenSwitch(Arc<Mutex<Option<SwitchLink>>>);
+
+impl OpenSwitch {
+    /// Connects to the switch at a socket.
+    ///
+    /// # Errors
+    /// No switch answers there.
+    pub fn connect(path: &Path) -> Result<Self, NetError> {
+        let link = open(path)?;
+        Ok(Self(Arc::new(Mutex::new(Some(link)))))
+    }
+
+    pub(super) fn take(&self) -> Result<SwitchLink, NetError> {
+        lock(&self.0).take().ok_or(NetError::NotConnected)
+    }
+}
+
+impl Debug for OpenSwitch {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("OpenSwitch").finish_non_exhaustive()
+    }
 }
 
 /// Connects to the switch.

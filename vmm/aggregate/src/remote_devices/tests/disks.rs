@@ -11,7 +11,7 @@ use weft_platform::pci::PENDING;
 use weft_virtio::block::{Operation, Status};
 
 use super::*;
-use crate::devices::{DataPath, DeviceList, Disk, OpenDisks};
+use crate::devices::{DataPath, DeviceList, Disk, OpenDisks, OpenSwitches};
 use crate::message::chunk::{Chunk, ChunkReply};
 
 const SECTORS: u64 = 8192;
@@ -54,7 +54,8 @@ impl DiskRig {
             networks: &[],
         };
         let rig = Rig::new(owner as usize, delay, &mut |slice| {
-            let devices = list.of_slice(slice, &OpenDisks::default());
+            let opened = (&OpenDisks::default(), &OpenSwitches::default());
+            let devices = list.of_slice(slice, opened);
             devices.unwrap().pop().unwrap()
         });
         Self { rig, file }
