@@ -18,6 +18,7 @@ pub mod control;
 pub mod daemon;
 pub mod error;
 pub mod host;
+pub mod keeper;
 pub mod launch;
 pub mod lending;
 pub mod links;

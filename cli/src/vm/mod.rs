@@ -9,6 +9,7 @@
 //! | [`mod@run`] | one life of a machine after the other, as the launcher has them lived |
 //! | [`start`] | the same without a terminal: the launcher outlives the command |
 //! | [`take_home`] | the same for a machine that comes from another host |
+//! | [`kept`] | the end of both with a reservation's agent |
 //! | [`outcome`] | what came of it, and exit codes |
 //! | [`mod@checks`] | what `weft doctor` says of virtual machines |
 //! | [`running`] | machines that run: list, console, pause, resume, stop |
@@ -22,6 +23,7 @@ mod checks;
 mod error;
 mod growable;
 mod growth;
+mod kept;
 mod nodes;
 mod outcome;
 mod placed;

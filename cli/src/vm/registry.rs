@@ -117,6 +117,13 @@ impl Registration {
     }
 }
 
+impl Registration {
+    /// Files that are removed with it.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.made.clone()
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
         // Without the lock it is removed as well.

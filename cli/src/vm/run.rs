@@ -20,6 +20,7 @@ use weft_aggregate::PRIMARY;
 use weft_machine::End;
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
+use weft_node::keeper::Keeper;
 use weft_node::launch::Signals;
 use weft_node::launch::machine::{
     self, Inheritance, Machine, MachineOutcome, MachinePlan, MachineSettings, Share,
@@ -30,6 +31,7 @@ use weft_platform::clock::{Reference, TscMeasurement, begin_tsc_measurement};
 
 use super::args::VmRunArgs;
 use super::error::{EXIT_SETUP, EXIT_TRIPLE_FAULT, VmError};
+use super::kept;
 use super::outcome::{self, Report};
 use super::placed::{self, Checked};
 use super::plan::Plan;
@@ -46,20 +48,20 @@ const CRASHES_MAX: u32 = 3;
 pub fn run(args: &mut VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
     let tsc = begin_tsc_measurement();
     match placed::check(args) {
-        Ok(Checked::Runs(plan)) => run_plan(&plan, args, started, tsc),
+        Ok(Checked::Runs(plan)) => run_plan(&plan, args, None, (started, tsc)),
         Ok(Checked::Shown(code)) => Ok(code),
         Err(error) => Ok(set_up_failed(&error)),
     }
 }
 
-/// Runs a machine whose options were judged to its end.
+/// Runs a machine whose options were judged to its end, or to that of its keeper.
 pub fn run_plan(
     plan: &Plan,
     args: &VmRunArgs,
-    started: Instant,
-    tsc: TscMeasurement,
+    keeper: Option<Keeper>,
+    begun: (Instant, TscMeasurement),
 ) -> anyhow::Result<ExitCode> {
-    let prepared = || -> anyhow::Result<(Option<File>, Option<File>, Registration)> {
+    let prepared = move || -> anyhow::Result<(Option<File>, Option<File>, Registration)> {
         // Opened first: a summary that cannot be written is better known before
         // hours of work than after.
         let file =
@@ -75,13 +77,14 @@ pub fn run_plan(
         });
         let trace = trace.transpose()?;
         let registry = Registration::claim(plan)?;
+        kept::end_with(keeper, &plan.name, registry.files())?;
         Ok((file, trace, registry))
     };
     let (file, trace, registry) = match prepared() {
         Ok(prepared) => prepared,
         Err(error) => return Ok(set_up_failed(&error)),
     };
-    match supervise(plan, &registry, None, (started, tsc)) {
+    match supervise(plan, &registry, None, begun) {
         Err(error) => {
             let code = error.exit_code();
             set_up_failed(&error.into());

@@ -20,6 +20,7 @@ use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, s
 use weft_api::client::Client;
 use weft_api::{State, VmView};
 use weft_machine::CHECKPOINT_SECONDS_MAX;
+use weft_node::keeper::Keeper;
 use weft_node::launch::machine::take_signals;
 use weft_node::launch::{SignalEvent, Signals};
 use weft_platform::clock::begin_tsc_measurement;
@@ -54,6 +55,10 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
         Ok(Checked::Shown(code)) => return Ok(code),
         Err(error) => return Ok(set_up_failed(&error)),
     };
+    let keeper = match Keeper::of_environment() {
+        Ok(keeper) => keeper,
+        Err(error) => return Ok(set_up_failed(&error.into())),
+    };
     let directory = registry::directory()?;
     if options.name.is_some() && registry::answers(&registry::api_path(&directory, &plan.name)) {
         return Ok(set_up_failed(&VmError::NameTaken(plan.name).into()));
@@ -75,7 +80,7 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
             signals.give_back();
             drop(signals);
             match detached {
-                Ok(()) => launcher::run_plan(&plan, options, started, tsc),
+                Ok(()) => launcher::run_plan(&plan, options, keeper, (started, tsc)),
                 Err(error) => Ok(set_up_failed(&error)),
             }
         }

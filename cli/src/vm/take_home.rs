@@ -15,6 +15,7 @@ use nix::unistd::{Gid, Uid};
 use weft_confine::privilege::Identity;
 use weft_machine::{BackEndChoice, Configuration, Network, Share, check_host};
 use weft_monitor::settings::{Confine, SliceSettings};
+use weft_node::keeper::Keeper;
 use weft_node::launch::machine::Inheritance;
 use weft_node::monitor_protocol::{
     FILES_BYTES_MAX, HomeOrder, ReceivedOrder, TakeoverSocket, receive_order,
@@ -24,6 +25,7 @@ use weft_node::size::format_bytes;
 use weft_platform::clock::begin_tsc_measurement;
 
 use super::error::EXIT_SETUP;
+use super::kept;
 use super::nodes::Nodes;
 use super::plan::{Plan, check_plain};
 use super::registry::{self, Registration};
@@ -47,12 +49,16 @@ pub fn run(started: Instant) -> anyhow::Result<ExitCode> {
     } = receive_order(socket.as_fd())
         .context("a daemon starts this command; `weft vm migrate` brings a machine here")?;
     let daemon = TakeoverSocket::new(socket.try_clone()?);
-    let prepared = plan(&order).and_then(|mut plan| {
+    let prepared = Keeper::of_environment().map_err(anyhow::Error::from);
+    let prepared = prepared.and_then(|keeper| {
+        let mut plan = plan(&order)?;
         let registry = Registration::claim(&plan)?;
         let directory = registry::directory()?;
         let files = BootFiles::receive(&daemon, &directory.join(&plan.name), &order.files)?;
         plan.reboot = files.replace(&mut plan.configuration);
         detach(&log_path(&directory, &plan.name))?;
+        let made = registry.files().into_iter().chain(files.0.iter().cloned());
+        kept::end_with(keeper, &plan.name, made.collect())?;
         Ok((plan, registry, files))
     });
     let (plan, registry, _files) = match prepared {
