@@ -3,6 +3,7 @@
 //!
 //! Needs root, `ip` and `make guest`.
 
+mod agents;
 mod growth;
 mod heirs;
 mod home;
@@ -91,6 +92,7 @@ pub(super) fn run(runner: &Runner<'_>) {
     };
     let changes = growth::CHECKS.into_iter().chain(migration::CHECKS);
     changes.chain(saves::CHECKS).for_each(change);
+    agents::run(runner);
     // Most of the time they wait until the guest has used its memory for long enough.
     thread::scope(|scope| {
         for check in split::CHECKS {

@@ -110,7 +110,7 @@ fn asking(site: &Site<'_>) -> Result<Guest> {
 }
 
 /// The answers that it has got until now.
-fn answers(asking: &mut Guest) -> u32 {
+pub(super) fn answers(asking: &mut Guest) -> u32 {
     // Takes what has come.
     let _ = asking.wait_for("nobody says this", std::time::Duration::from_millis(10));
     let number = |text: &str| text.strip_prefix("got ")?.strip_suffix('.')?.parse().ok();
@@ -121,7 +121,7 @@ fn answers(asking: &mut Guest) -> u32 {
         .unwrap_or(0)
 }
 
-fn more(asking: &mut Guest, count: u32) -> Result<u32> {
+pub(super) fn more(asking: &mut Guest, count: u32) -> Result<u32> {
     let wanted = answers(asking) + count;
     let got = asking.wait_for(&format!("got {wanted}."), BOUND);
     ensure!(got.is_some(), "{:?}", asking.lines().last());
