@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,8 +35,9 @@ const MOVE_MS: u64 = 700;
 
 type Check = fn(&Bench<'_>, &Images) -> Result<String>;
 
-const CHECKS: [(&str, Check); 3] = [
+const CHECKS: [(&str, Check); 4] = [
     ("agents of one host, from switch to switch", by_name),
+    ("agents of one host, a card on a lent node", on_a_lent_node),
     ("agents of one host, a keeper is killed", keeper_killed),
     (
         "agents of one host, a keeper is killed in a move",
@@ -58,6 +60,8 @@ struct Agent<'a> {
     bench: &'a Bench<'a>,
     images: &'a Images,
     name: &'static str,
+    /// Which two of all of this process.
+    round: u32,
     identity: Identity,
     port: u16,
     /// `WEFT_KEEPER` of its daemon and its machines.
@@ -82,11 +86,14 @@ fn agents<'a>(
     images: &'a Images,
     keeper: Option<&str>,
 ) -> Result<[Agent<'a>; 2]> {
+    static ROUNDS: AtomicU32 = AtomicU32::new(0);
+    let round = ROUNDS.fetch_add(1, Ordering::Relaxed);
     let agent = |name| -> Result<Agent<'a>> {
         Ok(Agent {
             bench,
             images,
             name,
+            round,
             identity: Identity::new(bench.context, &bench.directory.join(name))?,
             port: free_port()?,
             keeper: keeper.map(Into::into),
@@ -109,14 +116,13 @@ fn agents<'a>(
 }
 
 impl Agent<'_> {
-    /// Of this test only, and short enough for the sockets of cards.
+    /// Short enough for the sockets of cards.
     fn run_directory(&self) -> PathBuf {
-        self.bench.context.work.join(self.name)
+        let work = &self.bench.context.work;
+        work.join(format!("{}{}", self.name, self.round))
     }
 
     fn start_daemon(&mut self) -> Result<()> {
-        // Tests that need it come one after the other.
-        let _ = fs::remove_dir_all(self.run_directory());
         fs::create_dir_all(self.run_directory())?;
         let variable = format!("XDG_RUNTIME_DIR={}", self.run_directory().display());
         let mut prefix = vec!["env".into(), variable.into()];
@@ -314,7 +320,8 @@ impl Drop for Switch {
 fn by_name(bench: &Bench<'_>, images: &Images) -> Result<String> {
     let [a, b] = agents(bench, images, None)?;
     let network = format!("switch={SWITCH},mac={MAC}");
-    let script = "ip link set eth0 up; ip addr add 10.9.0.1/24 dev eth0; echo at work; read line";
+    let script = "ip link set eth0 up; ip addr add 10.9.0.1/24 dev eth0; echo at work; \
+                  read line; echo got $line";
     let early = a.start("m", &["--net", &network], script)?;
     let said = String::from_utf8_lossy(&early.stderr);
     let socket = a.run_directory().join("weft/switch").join(SWITCH);
@@ -360,10 +367,47 @@ fn by_name(bench: &Bench<'_>, images: &Images) -> Result<String> {
     ensure!(second.cards()? == [MAC], "{:?}", second.cards()?);
     let mut console = b.console()?;
     console.write("over\n")?;
+    if console.wait_for("got over", BOUND).is_none() {
+        let still = more(&mut asking, 1).is_ok();
+        console.write("again\n")?;
+        let second = console.wait_for("got ", BOUND);
+        bail!("what was typed did not come; pings are answered: {still}; then {second:?}");
+    }
     console.finish(LONG_BOUND)?;
     asking.kill()?;
     wait_until("all to be given back", || b.is_free(&a))?;
     Ok(format!("{before} answers before it went, {after} in all"))
+}
+
+/// The card is at the switch of the host that lends. The user that a daemon of root has slices run
+/// as does not get there.
+fn on_a_lent_node(bench: &Bench<'_>, images: &Images) -> Result<String> {
+    let [a, b] = agents(bench, images, None)?;
+    let mut first = Switch::start(&a, "127.0.0.1:0")?;
+    let mut second = Switch::start(&b, "127.0.0.1:0")?;
+    let network = format!("switch={SWITCH},mac={MAC},node=1");
+    let script = "ip link set eth0 up; ip addr add 10.9.0.1/24 dev eth0; \
+                  ping -c 1 -W 1 10.9.0.2; echo at work; read line";
+    let words = ["vm", "run", "--on", "b", "--cpus", "2", "--net", &network];
+    let mut guest = Guest::start(&mut a.machine(&words, script)?)?;
+    let works = guest.wait_for("at work", BOUND).is_some();
+    if nix::unistd::geteuid().is_root() {
+        let ended = guest.finish(BOUND)?;
+        let said = &ended.stderr;
+        let wanted = b.run_directory().join("weft/switch").join(SWITCH);
+        ensure!(
+            !works && said.contains("for user 60100") && said.contains(&*wanted.to_string_lossy()),
+            "{said}"
+        );
+        return Ok("refused, since its slice is another user's".into());
+    }
+    ensure!(works, "no boot: {}", guest.finish(Duration::ZERO)?.stderr);
+    let (here, there) = (first.cards()?, second.cards()?);
+    ensure!(here.is_empty() && there == [MAC], "{here:?}, {there:?}");
+    guest.write("over\n")?;
+    guest.finish(LONG_BOUND)?;
+    wait_until("all to be given back", || b.is_free(&a))?;
+    Ok("its frames come to the lender's switch".into())
 }
 
 /// The process with which machines end.
