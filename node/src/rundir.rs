@@ -200,7 +200,7 @@ pub fn directory() -> Result<PathBuf, RunDirError> {
     prepare(&path).map(|()| path)
 }
 
-/// Where it is.
+/// The same directory, which may be missing, or another user's.
 fn path() -> PathBuf {
     let user = nix::unistd::geteuid();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
