@@ -11,6 +11,7 @@ mod doctor;
 mod lend;
 mod machines;
 mod manual;
+mod mpi;
 mod node;
 mod run;
 mod running;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Node { command } => node::run(command),
         Command::Cluster { command } => cluster::run(command),
         Command::Vm { command } => vm::run(command, started),
+        Command::Mpi { command } => mpi::run(command),
         Command::Switch(args) => switch::run(args),
         Command::List { json } => running::list(json),
         Command::Stretch { pid } => running::stretch(pid),

@@ -145,6 +145,17 @@ pub struct DaemonOptions {
     pub unconfined: bool,
 }
 
+/// Whom a daemon knows beside its configuration, for a process that has both and learns of other
+/// hosts while the daemon runs.
+pub struct KnownPeers(Arc<Shared>);
+
+impl KnownPeers {
+    /// These and no others, from now on. What runs goes on.
+    pub fn set(&self, peers: Vec<Peer>) {
+        self.0.set_members(peers);
+    }
+}
+
 /// A daemon that listens.
 pub struct Daemon {
     listener: TcpListener,
@@ -253,6 +264,11 @@ impl Daemon {
     /// The address it listens on.
     pub fn address(&self) -> io::Result<std::net::SocketAddr> {
         self.listener.local_addr()
+    }
+
+    /// The peers that this process adds to those of the configuration.
+    pub fn known_peers(&self) -> KnownPeers {
+        KnownPeers(self.shared.clone())
     }
 
     /// What it has and lends.

@@ -1,0 +1,321 @@
+//! `weft mpi`: malleable clusters.
+
+mod args;
+mod program;
+mod status;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddrV4};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use weft_mpi::launcher::{self, Launcher, ListedHost, Options, SiteOptions};
+use weft_mpi::request::{self, Answer, Request};
+
+use args::{MpiRunArgs, OnArg};
+
+pub use args::MpiCommand;
+
+/// What a reservation has beside its margin, at least.
+const LEAST_TIME: Duration = Duration::from_secs(30);
+/// How long a machine may take to answer `weft mpi connect`: it may be moving.
+const CONNECT_MAX: Duration = Duration::from_secs(60);
+
+/// Does what the command says.
+pub fn run(command: MpiCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        MpiCommand::Run(args) => match create(*args) {
+            Ok(launcher) => serve(launcher),
+            Err(error) => {
+                eprintln!("weft: {error:#}");
+                Ok(ExitCode::from(125))
+            }
+        },
+        MpiCommand::Attach { name } => serve(launcher::attach(&name)?),
+        MpiCommand::Resume { name } => serve(launcher::resume(&name)?),
+        MpiCommand::List { json } => status::list(json),
+        MpiCommand::Status { name, json } => status::show(&one(name)?, json),
+        MpiCommand::Hosts { count, cluster } => ask(cluster.cluster, &Request::Hosts(count)),
+        MpiCommand::Newnode { cluster } => ask(cluster.cluster, &Request::NewNode),
+        MpiCommand::Shrink { count, cluster } => ask(cluster.cluster, &Request::Shrink(count)),
+        MpiCommand::Release { host, cluster } => ask(cluster.cluster, &Request::Release(host)),
+        MpiCommand::Deploy { file, cluster } => {
+            let file = whole(&file)?;
+            ask(cluster.cluster, &Request::Deploy(file))
+        }
+        MpiCommand::Exit { cluster } => ask(cluster.cluster, &Request::Exit),
+        MpiCommand::Ssh {
+            name,
+            machine,
+            command,
+        } => {
+            let error = launcher::shell(&name, machine, &command.join(" "))?.exec();
+            Err(error).context("cannot start dbclient of the image")
+        }
+        MpiCommand::Forget { name } => {
+            launcher::forget(&name)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        MpiCommand::Host { token } => {
+            weft_mpi::agent::run(&token)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        MpiCommand::Connect { gateway, to } => connect(&gateway, to),
+    }
+}
+
+fn serve(launcher: Launcher) -> anyhow::Result<ExitCode> {
+    Ok(ExitCode::from(launcher.serve()?))
+}
+
+/// The cluster of that name, or the only one.
+fn one(name: Option<String>) -> anyhow::Result<String> {
+    if let Some(name) = name {
+        return Ok(name);
+    }
+    let mut names = launcher::names()?;
+    match names.len() {
+        0 => bail!("there is no cluster: `weft mpi run` starts one"),
+        1 => Ok(names.remove(0)),
+        _ => bail!("there are several clusters, name one: {}", names.join(", ")),
+    }
+}
+
+fn ask(cluster: Option<String>, request: &Request) -> anyhow::Result<ExitCode> {
+    let name = one(cluster)?;
+    match request::ask(&launcher::requests_socket(&name)?, request)? {
+        Answer::Done(sentence) => {
+            eprintln!("weft: {name}: {sentence}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Answer::Refused(why) => bail!("{name}: {why}"),
+        Answer::Status(_) => bail!("{name}: an answer to another request"),
+    }
+}
+
+fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
+    let slots = args.slots.unwrap_or(args.cpus);
+    let hosts = args.hosts as usize;
+    let machines = args.vms.unwrap_or(args.hosts as u32);
+    let all = machines.saturating_mul(slots);
+    if let Some(processes) = args.processes.filter(|processes| *processes > all) {
+        bail!(
+            "{processes} processes do not fit on {machines} machines with {slots} slots each: ask \
+             for more --vms, more --slots, or -n {all}"
+        );
+    }
+    let least = args.margin + LEAST_TIME;
+    ensure!(
+        args.time >= least,
+        "a reservation of {} s is too short: {} s are needed to boot, and the host is left {} s \
+         before the end",
+        args.time.as_secs(),
+        LEAST_TIME.as_secs(),
+        args.margin.as_secs()
+    );
+    let image = match args.image {
+        Some(image) => whole(&image)?,
+        None => beside()?,
+    };
+    let with: Vec<PathBuf> = args
+        .with
+        .iter()
+        .map(|path| whole(path))
+        .collect::<Result<_, _>>()?;
+    let mut program = args.program;
+    let copied = program::to_copy(program.first(), &with, &image, args.no_copy)?;
+    if let (Some(path), Some(first)) = (&copied, program.first_mut()) {
+        let name = path.file_name().and_then(|name| name.to_str());
+        *first = name.context("the program has no plain name")?.to_owned();
+    }
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => name_from(program.first()),
+    };
+    if let Some(folder) = &args.save_to {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let most = args.grow.map_or(hosts, |(count, _)| count.max(hosts));
+    let site = match args.on {
+        OnArg::Slurm => SiteOptions::Slurm {
+            options: args.batch,
+        },
+        OnArg::Gridengine => SiteOptions::GridEngine {
+            options: args.batch,
+        },
+        OnArg::Local => {
+            ensure!(
+                args.batch.is_empty(),
+                "--batch is for --on slurm and --on gridengine"
+            );
+            SiteOptions::Local(match &args.list {
+                Some(file) => listed(file)?,
+                None => this_host(most),
+            })
+        }
+    };
+    ensure!(
+        args.list.is_none() || args.on == OnArg::Local,
+        "--list is for --on local"
+    );
+    let is_here = args.on == OnArg::Local && args.list.is_none();
+    let options = Options {
+        machines,
+        cpus: args.cpus,
+        memory: args.memory,
+        slots,
+        processes: args.processes,
+        hosts,
+        grow: args.grow,
+        site,
+        time: args.time,
+        wait: args.wait,
+        margin: args.margin,
+        adaptive: !args.is_static,
+        save_to: args.save_to.as_deref().map(whole).transpose()?,
+        image,
+        with,
+        program,
+        mpirun: args.mpirun,
+        address: args
+            .address
+            .or(is_here.then_some(Ipv4Addr::LOCALHOST.into())),
+    };
+    launcher::create(&name, options, copied)
+}
+
+/// Also for processes with other working directories.
+fn whole(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("cannot find {}", path.display()))
+}
+
+/// `guest` beside the folder of this program, as a build leaves it.
+fn beside() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let base = own.parent().and_then(Path::parent);
+    Ok(base.unwrap_or(Path::new("/")).join("guest"))
+}
+
+fn name_from(program: Option<&String>) -> String {
+    let program = program.map_or("cluster", String::as_str);
+    let name = program.rsplit('/').next().unwrap_or(program);
+    let letters = name.chars().map(|letter| match letter {
+        letter if letter.is_ascii_alphanumeric() => letter,
+        _ => '-',
+    });
+    let name: String = letters.take(16).collect();
+    match name.starts_with(|letter: char| letter.is_ascii_alphabetic()) {
+        true => name,
+        false => format!("mpi-{name}"),
+    }
+}
+
+/// More than are wanted at a time: one is left while another one comes.
+fn this_host(hosts: usize) -> Vec<ListedHost> {
+    let host = |number| ListedHost {
+        name: format!("local-{number}"),
+        through: Vec::new(),
+        time_max: None,
+    };
+    (1..=2 * hosts + 8).map(host).collect()
+}
+
+fn listed(file: &Path) -> anyhow::Result<Vec<ListedHost>> {
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the list of hosts {}", file.display()))?;
+    let mut hosts: Vec<ListedHost> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words: Vec<&str> = line.split_whitespace().collect();
+        if words.is_empty() {
+            continue;
+        }
+        let wrong = |what: &str| format!("{}:{}: {what}", file.display(), number + 1);
+        let name = words.remove(0).to_owned();
+        if hosts.iter().any(|host| host.name == name) {
+            bail!(wrong(&format!("{name} is there twice")));
+        }
+        let max = words.last().and_then(|word| word.strip_prefix("max="));
+        let time_max = match max {
+            None => None,
+            Some(seconds) => {
+                let seconds: u64 = seconds
+                    .parse()
+                    .map_err(|_| anyhow::anyhow!(wrong("write max=SECONDS")))?;
+                words.pop();
+                Some(Duration::from_secs(seconds))
+            }
+        };
+        hosts.push(ListedHost {
+            name,
+            through: words.iter().map(Into::into).collect(),
+            time_max,
+        });
+    }
+    ensure!(!hosts.is_empty(), "{} names no host", file.display());
+    Ok(hosts)
+}
+
+/// Until the machine's side has ended.
+fn connect(gateway: &Path, to: SocketAddrV4) -> anyhow::Result<ExitCode> {
+    let stream = weft_gateway::connect(gateway, to, CONNECT_MAX)?;
+    let mut sending = stream.try_clone()?;
+    let send = move || {
+        let ended = pass(&mut std::io::stdin().lock(), &mut sending);
+        // The other side may be gone already.
+        let _ = sending.shutdown(Shutdown::Write);
+        ended
+    };
+    std::thread::Builder::new().spawn(send)?;
+    let mut receiving = stream;
+    pass(&mut receiving, &mut std::io::stdout().lock())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn pass(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let count = from.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(());
+        }
+        to.write_all(&buffer[..count])?;
+        to.flush()?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_hosts_has_names_ways_and_bounds() {
+        let file = std::env::temp_dir().join(format!("weft-list-{}", std::process::id()));
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            listed(&file).map_err(|error| error.to_string())
+        };
+        let hosts = read("# mine\nalpha ssh -q alpha max=60\n\nhere # this one\n").unwrap();
+        assert_eq!(hosts[0].name, "alpha");
+        assert_eq!(hosts[0].through, ["ssh", "-q", "alpha"]);
+        assert_eq!(hosts[0].time_max, Some(Duration::from_secs(60)));
+        assert_eq!(hosts[1].name, "here");
+        assert!(hosts[1].through.is_empty());
+        assert!(read("a\na\n").unwrap_err().contains(":2: a is there twice"));
+        assert!(read("a max=x\n").unwrap_err().contains("max=SECONDS"));
+        assert!(read("#\n").unwrap_err().contains("names no host"));
+        std::fs::remove_file(&file).unwrap();
+    }
+
+    #[test]
+    fn a_cluster_is_called_after_its_program() {
+        let name = |program: &str| name_from(Some(&program.to_owned()));
+        assert_eq!(name("./bin/ep.x"), "ep-x");
+        assert_eq!(name("3d"), "mpi-3d");
+        assert_eq!(name_from(None), "cluster");
+    }
+}

@@ -1,0 +1,255 @@
+//! The agent of a reservation: `weft mpi host`, what the batch system's job is.
+//!
+//! ```text
+//!  link (dials the launcher) ──▶ ┌───────┐ ──▶ tasks: `weft vm …`, a process each
+//!  signals of the batch system ─▶│ agent │ ──▶ services: daemon, switch
+//!  machines (looks each second) ▶└───────┘
+//! ```
+//!
+//! One thread decides, and waits in one place; others only bring it events. Invariants: nothing
+//! of the agent outlives it (machines end with their keeper, the switch with its input, the
+//! daemon with the process); nothing runs longer than the reservation by the agent's own clock;
+//! while no launcher answers, machines run on.
+
+mod link;
+mod machines;
+mod place;
+mod services;
+mod signals;
+mod task;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use weft_wire::channel::Writer;
+
+use crate::control::{FromAgent, PULSE, Seen, Task, ToAgent};
+use crate::token::Token;
+use place::Place;
+use services::Services;
+
+/// The reservation's end is this much later than what runs here: the batch system's clock is
+/// another one.
+const EARLIER: Duration = Duration::from_millis(500);
+/// Results that wait for a launcher.
+const UNSENT_MAX: usize = 1024;
+
+/// What happens.
+enum Event {
+    /// The launcher answers. Links have numbers: what comes from an older one does not count.
+    Up {
+        link: u64,
+        writer: Box<Writer>,
+    },
+    Heard {
+        link: u64,
+        message: ToAgent,
+    },
+    Down {
+        link: u64,
+        why: String,
+    },
+    Done {
+        id: u64,
+        result: Result<(), String>,
+    },
+    Machines(Vec<Seen>),
+    /// By its name.
+    Signal(&'static str),
+}
+
+/// Serves until the reservation ends, the launcher says so, or a signal comes the second time.
+///
+/// # Errors
+/// The token cannot be read, or the host cannot run machines.
+pub fn run(token: &Path) -> anyhow::Result<()> {
+    let place = Place::enter()?;
+    let token = Token::read(token)?;
+    let end = Instant::now() + Duration::from_secs(token.lasts_s);
+    let (sender, events) = channel();
+    signals::watch(sender.clone()).context("cannot wait for signals")?;
+    let services = Arc::new(Services::new(&place, &token)?);
+    link::start(token, services.clone(), sender.clone())?;
+    machines::watch(sender.clone())?;
+    let mut agent = Agent {
+        place,
+        services,
+        sender,
+        link: 0,
+        writer: None,
+        tasks: Vec::new(),
+        machines: Vec::new(),
+        unsent: Vec::new(),
+        end,
+        leaves: None,
+    };
+    agent.serve(&events);
+    // Then nothing looks at machines any more.
+    drop(events);
+    agent.end();
+    Ok(())
+}
+
+struct Agent {
+    place: Place,
+    services: Arc<Services>,
+    sender: Sender<Event>,
+    /// The newest link.
+    link: u64,
+    writer: Option<Writer>,
+    /// Under way.
+    tasks: Vec<(u64, Task)>,
+    machines: Vec<Seen>,
+    /// Results that no launcher has heard.
+    unsent: Vec<FromAgent>,
+    end: Instant,
+    /// Why the batch system wants the host back, if it does.
+    leaves: Option<String>,
+}
+
+impl Agent {
+    fn serve(&mut self, events: &Receiver<Event>) {
+        let mut pulse = Instant::now();
+        loop {
+            let now = Instant::now();
+            if now >= self.end {
+                say("the reservation ends");
+                return;
+            }
+            if now >= pulse {
+                pulse = now + PULSE;
+                self.tell(FromAgent::Machines(self.seen()));
+            }
+            let patience = pulse.min(self.end).saturating_duration_since(now);
+            match events.recv_timeout(patience) {
+                Ok(event) => {
+                    if self.handle(event) == Goes::Ends {
+                        return;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) -> Goes {
+        match event {
+            Event::Up { link, writer } => {
+                say("the launcher answers");
+                (self.link, self.writer) = (link, Some(*writer));
+                self.tell(FromAgent::Machines(self.seen()));
+                for message in std::mem::take(&mut self.unsent) {
+                    self.tell(message);
+                }
+                if let Some(why) = self.leaves.clone() {
+                    self.tell(FromAgent::Leaves(why));
+                }
+            }
+            Event::Heard { link, message } if link == self.link => return self.obey(message),
+            Event::Heard { .. } => {}
+            Event::Down { link, why } => {
+                if link == self.link && self.writer.take().is_some() {
+                    say(&format!("the launcher is gone ({why}); machines run on"));
+                }
+            }
+            Event::Done { id, result } => {
+                if let Err(why) = &result {
+                    say(&format!("order {id}: {why}"));
+                }
+                self.tasks.retain(|(other, _)| *other != id);
+                self.tell(FromAgent::Done { id, result });
+            }
+            Event::Machines(machines) => self.machines = machines,
+            Event::Signal(name) if self.leaves.is_none() => {
+                say(&format!("{name}: this host has to be left"));
+                let why = format!("the batch system sent {name}");
+                self.leaves = Some(why.clone());
+                self.tell(FromAgent::Leaves(why));
+            }
+            // A batch system warns, and later ends. Between them are seconds at least.
+            Event::Signal("SIGTERM" | "SIGINT") if self.machines.is_empty() => return Goes::Ends,
+            Event::Signal(_) => {}
+        }
+        Goes::On
+    }
+
+    fn obey(&mut self, message: ToAgent) -> Goes {
+        match message {
+            ToAgent::Alive => {}
+            ToAgent::End => {
+                say("the launcher needs this host no more");
+                return Goes::Ends;
+            }
+            ToAgent::EndsAfter(ms) => {
+                let left = Duration::from_millis(ms).saturating_sub(EARLIER);
+                self.end = Instant::now() + left;
+            }
+            ToAgent::Peers(peers) => {
+                if let Err(error) = self.services.know(&peers) {
+                    say(&format!("the other hosts are not known: {error:#}"));
+                }
+            }
+            ToAgent::Order { id, task } => {
+                // A launcher that did not hear the answer says it again.
+                if self.tasks.iter().all(|(other, _)| *other != id) {
+                    self.tasks.push((id, task.clone()));
+                    task::start(id, task, self.sender.clone());
+                }
+            }
+        }
+        Goes::On
+    }
+
+    /// The machines, with what is done with them.
+    fn seen(&self) -> Vec<Seen> {
+        let mut seen = self.machines.clone();
+        for (_, task) in &self.tasks {
+            let name = task.machine();
+            match seen.iter_mut().find(|seen| seen.name == name) {
+                Some(seen) => seen.task = Some(task.clone()),
+                None => seen.push(Seen {
+                    name: name.to_owned(),
+                    state: None,
+                    resident: 0,
+                    task: Some(task.clone()),
+                }),
+            }
+        }
+        seen
+    }
+
+    fn tell(&mut self, message: FromAgent) {
+        let sent = self.writer.as_mut().map(|writer| writer.send(&message));
+        if matches!(sent, Some(Ok(()))) {
+            return;
+        }
+        // Its thread sees that, too, and dials again.
+        self.writer = None;
+        if matches!(message, FromAgent::Done { .. }) && self.unsent.len() < UNSENT_MAX {
+            self.unsent.push(message);
+        }
+    }
+
+    /// Ends machines and services, and tidies up.
+    fn end(&mut self) {
+        self.writer = None;
+        machines::end_all();
+        self.services.end();
+        self.place.leave();
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Goes {
+    On,
+    Ends,
+}
+
+/// To the job's log.
+fn say(sentence: &str) {
+    eprintln!("weft mpi host: {sentence}");
+}

@@ -1,0 +1,145 @@
+//! What a launcher and the agent of a reservation say to each other.
+//!
+//! Over a Noise channel (`weft_wire::channel`) that the agent dials. After the handshake both
+//! send their `Hello`, then the agent a [`Greeting`], then both what they want. Each says
+//! something every [`PULSE`]; after [`SILENCE_MAX`] without a word the connection is given up,
+//! and the agent dials again. Orders have numbers, since their results come later.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use weft_wire::keys::PublicKey;
+
+/// How often each side says something.
+pub const PULSE: Duration = Duration::from_secs(1);
+/// How long the other side may say nothing.
+pub const SILENCE_MAX: Duration = Duration::from_secs(6);
+/// How long a connection, its handshake and its greeting may take, each.
+pub const STEP_MAX: Duration = Duration::from_secs(5);
+/// The name of the cluster's switch on each host, as `--net switch=NAME` has it.
+pub const SWITCH: &str = "cluster";
+
+/// The agent's first message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting {
+    /// The token's.
+    pub secret: String,
+    pub offer: Offer,
+}
+
+/// What a host has. The agent's key is that of its daemon and of its switch, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// As the host calls itself.
+    pub name: String,
+    /// Where its daemon listens.
+    pub node: String,
+    /// Where its switch listens.
+    pub switch: String,
+    /// For machines, bytes.
+    pub memory: u64,
+    pub cores: u32,
+}
+
+/// Another host of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerHost {
+    /// By which a move names it.
+    pub name: String,
+    pub key: PublicKey,
+    /// Where its daemon listens; the launcher has none.
+    pub node: Option<String>,
+    /// Where its switch listens. `:PORT` is at the address by which the agent reached the
+    /// launcher.
+    pub switch: String,
+}
+
+/// From the launcher.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToAgent {
+    /// All other hosts.
+    Peers(Vec<PeerHost>),
+    /// The reservation ends after these milliseconds.
+    EndsAfter(u64),
+    Order {
+        id: u64,
+        task: Task,
+    },
+    /// Ends everything here, and the agent.
+    End,
+    Alive,
+}
+
+/// What an agent does with a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    Start(Machine),
+    /// Goes on from a folder.
+    Restore {
+        machine: String,
+        folder: PathBuf,
+    },
+    /// To the host of that name.
+    Move {
+        machine: String,
+        to: String,
+    },
+    /// Into a folder, and ends it.
+    Save {
+        machine: String,
+        folder: PathBuf,
+    },
+}
+
+impl Task {
+    /// The name of the machine.
+    pub fn machine(&self) -> &str {
+        match self {
+            Task::Start(machine) => &machine.name,
+            Task::Restore { machine, .. }
+            | Task::Move { machine, .. }
+            | Task::Save { machine, .. } => machine,
+        }
+    }
+}
+
+/// A machine, as it is started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    pub name: String,
+    pub kernel: PathBuf,
+    pub initrd: PathBuf,
+    pub command_line: String,
+    /// Bytes.
+    pub memory: u64,
+    pub cpus: u32,
+    /// Of its card, as `02:00:00:00:00:01`.
+    pub address: String,
+}
+
+/// From an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FromAgent {
+    /// All machines on its host.
+    Machines(Vec<Seen>),
+    /// An order has been carried out, or why it has not.
+    Done { id: u64, result: Result<(), String> },
+    /// The batch system wants the host back.
+    Leaves(String),
+}
+
+/// A machine on an agent's host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    pub name: String,
+    /// As `weft vm list` has it; `None` before it is listed.
+    pub state: Option<String>,
+    /// What it has touched of its memory, bytes.
+    pub resident: u64,
+    /// What is done with it now.
+    pub task: Option<Task>,
+}

@@ -1,0 +1,241 @@
+//! Hosts and machines of a cluster as its launcher knows them, and what that means for
+//! `weft_malleable`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use weft_batch::{Job, JobId};
+use weft_malleable::{Cluster, Host, HostId, Machine, MachineId};
+use weft_wire::channel::Writer;
+use weft_wire::keys::PublicKey;
+
+use crate::control::{Offer, PeerHost, Seen, Task, ToAgent};
+
+/// A reservation, from the moment in which it is asked for.
+pub struct LiveHost {
+    pub job: Option<JobId>,
+    pub secret: String,
+    pub key: Option<PublicKey>,
+    /// The batch system, the user or the launcher wants it to be left.
+    pub leaves: bool,
+    /// It was told to end.
+    pub closing: Option<Instant>,
+    /// Its job was given back.
+    pub given_back: Option<Instant>,
+    /// As the batch system names its host; with the reservation's number if another one is there.
+    pub name: Option<String>,
+    pub until: Option<SystemTime>,
+    /// Why its job has ended, and when that was seen.
+    pub ended: Option<(String, Instant)>,
+    /// Why its job waits.
+    pub waits: Option<String>,
+    /// The newest link, while there is one.
+    pub writer: Option<Writer>,
+    pub link: u64,
+    pub offer: Option<Offer>,
+    pub seen: Vec<Seen>,
+    /// Since when no agent answers.
+    pub silent_since: Option<Instant>,
+}
+
+impl LiveHost {
+    pub fn new(secret: String) -> LiveHost {
+        LiveHost {
+            job: None,
+            secret,
+            key: None,
+            leaves: false,
+            closing: None,
+            given_back: None,
+            name: None,
+            until: None,
+            ended: None,
+            waits: None,
+            writer: None,
+            link: 0,
+            offer: None,
+            seen: Vec::new(),
+            silent_since: None,
+        }
+    }
+
+    /// Whether its agent has answered, and the batch system has said where it is.
+    pub fn has_come(&self) -> bool {
+        self.offer.is_some() && self.name.is_some() && self.closing.is_none()
+    }
+
+    /// Whether it was asked for and may still come.
+    pub fn is_awaited(&self) -> bool {
+        !self.has_come() && self.closing.is_none() && self.ended.is_none()
+    }
+
+    /// False when no agent answers.
+    pub fn tell(&mut self, message: &ToAgent) -> bool {
+        let Some(writer) = &mut self.writer else {
+            return false;
+        };
+        if writer.send(message).is_err() {
+            // The link's thread says so, too.
+            self.writer = None;
+        }
+        self.writer.is_some()
+    }
+}
+
+/// A machine of the cluster.
+#[derive(Default)]
+pub struct LiveMachine {
+    /// Where it is.
+    pub at: Option<HostId>,
+    pub task: Option<Underway>,
+    /// Its ssh server has answered.
+    pub ready: bool,
+    /// Somebody waits for that.
+    pub is_awaited: bool,
+    pub resident: u64,
+    /// Nothing is tried with it before, since something failed.
+    pub rests_until: Option<Instant>,
+    /// What agents say of where it is does not count before: they look once a second.
+    pub known_until: Option<Instant>,
+    /// It was seen at an agent since it came there.
+    pub was_seen: bool,
+    /// Where it was saved.
+    pub saved: Option<std::path::PathBuf>,
+}
+
+/// What an agent does with a machine.
+pub struct Underway {
+    pub order: u64,
+    pub task: Task,
+    pub since: Instant,
+    /// Where it moves to.
+    pub to: Option<HostId>,
+    /// As it was when a move began.
+    pub before: Option<Machine>,
+}
+
+/// All of them.
+#[derive(Default)]
+pub struct Fleet {
+    pub hosts: BTreeMap<HostId, LiveHost>,
+    pub machines: BTreeMap<MachineId, LiveMachine>,
+}
+
+impl Fleet {
+    /// What the batch system says of the job of a reservation.
+    pub fn heard(&mut self, id: HostId, job: Job) {
+        let named = |name: &str| {
+            let is_twin = |(other, host): (&HostId, &LiveHost)| {
+                *other != id && host.name.as_deref() == Some(name)
+            };
+            match self.hosts.iter().any(is_twin) {
+                true => format!("{name}.{}", id.0),
+                false => name.to_owned(),
+            }
+        };
+        let name = match &job {
+            Job::Runs { host, .. } => Some(named(host)),
+            _ => None,
+        };
+        let Some(host) = self.hosts.get_mut(&id) else {
+            return;
+        };
+        match job {
+            Job::Waits { why } => host.waits = Some(why),
+            Job::Runs { until, .. } => {
+                host.waits = None;
+                host.name = host.name.take().or(name);
+                host.until = until;
+                host.ended = None;
+            }
+            Job::Ended { how } => {
+                host.ended.get_or_insert((how, Instant::now()));
+            }
+        }
+    }
+
+    /// What a host is called.
+    pub fn name(&self, id: HostId) -> String {
+        let name = self.hosts.get(&id).and_then(|host| host.name.clone());
+        name.unwrap_or_else(|| format!("reservation {}", id.0))
+    }
+
+    pub fn by_name(&self, name: &str) -> Option<HostId> {
+        let mut come = self.hosts.iter().filter(|(_, host)| host.has_come());
+        come.find(|(id, _)| self.name(**id) == name)
+            .map(|(id, _)| *id)
+    }
+
+    /// All hosts that have come, for their agents.
+    pub fn peers(&self) -> Vec<PeerHost> {
+        let peer = |(id, host): (&HostId, &LiveHost)| {
+            let offer = host.offer.as_ref()?;
+            Some(PeerHost {
+                name: self.name(*id),
+                key: host.key?,
+                node: Some(offer.node.clone()),
+                switch: offer.switch.clone(),
+            })
+        };
+        self.hosts
+            .iter()
+            .filter(|(_, host)| host.has_come())
+            .filter_map(peer)
+            .collect()
+    }
+
+    /// As `weft_malleable` sees it. `epoch`: the moment from which its times are measured.
+    pub fn cluster(&self, wanted: usize, (memory, needs): (u64, u64), epoch: Instant) -> Cluster {
+        let come = self.hosts.iter().filter(|(_, host)| host.has_come());
+        let host = |(id, host): (&HostId, &LiveHost)| {
+            let room = host.offer.as_ref().map_or(0, |offer| offer.memory);
+            let known = Host {
+                name: self.name(*id),
+                until: host.until.map(|until| since(until, epoch)),
+                // Nothing goes to a host whose agent does not answer.
+                room: if host.writer.is_some() { room } else { 0 },
+                leaves: host.leaves || host.ended.is_some(),
+            };
+            (*id, known)
+        };
+        let hosts: BTreeMap<HostId, Host> = come.map(host).collect();
+        let machines = self.machines.iter().filter_map(|(id, live)| {
+            let at = live.at.filter(|at| hosts.contains_key(at))?;
+            let moves_to = live.task.as_ref().and_then(|underway| underway.to);
+            let machine = Machine {
+                memory: needs,
+                resident: if live.resident > 0 {
+                    live.resident
+                } else {
+                    memory
+                },
+                dirties: 0.0,
+                at,
+                moves_to: moves_to.filter(|to| hosts.contains_key(to)),
+                is_being_saved: matches!(
+                    live.task,
+                    Some(Underway {
+                        task: Task::Save { .. },
+                        ..
+                    })
+                ),
+            };
+            Some((*id, machine))
+        });
+        Cluster {
+            wanted,
+            asked: self.hosts.values().filter(|host| host.is_awaited()).count(),
+            machines: machines.collect(),
+            hosts,
+        }
+    }
+}
+
+/// A time of the system's clock, measured from `epoch`.
+fn since(time: SystemTime, epoch: Instant) -> Duration {
+    let now = SystemTime::now();
+    match time.duration_since(now) {
+        Ok(left) => epoch.elapsed() + left,
+        Err(past) => epoch.elapsed().saturating_sub(past.duration()),
+    }
+}

@@ -1,0 +1,86 @@
+//! What a cluster is asked to be.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Machines of a cluster: their addresses differ in the last byte.
+pub const MACHINES_MAX: u32 = 250;
+/// Hosts of a cluster: each has a switch, which has at most 64 peers.
+pub const HOSTS_MAX: usize = 60;
+
+/// As a user gave them; kept with the cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Options {
+    /// Machines, for the cluster's whole life.
+    pub machines: u32,
+    /// vCPUs of each.
+    pub cpus: u32,
+    /// Of each, bytes.
+    pub memory: u64,
+    /// Ranks of each.
+    pub slots: u32,
+    /// Ranks of the program; `None`: all slots.
+    pub processes: Option<u32>,
+    /// Hosts wanted at first.
+    pub hosts: usize,
+    /// Later this many hosts are wanted, after this time.
+    pub grow: Option<(usize, Duration)>,
+    pub site: SiteOptions,
+    /// How long each host is asked for.
+    pub time: Duration,
+    /// How long to wait for all hosts before the start with those that came.
+    pub wait: Duration,
+    /// A host is empty this much before its end.
+    pub margin: Duration,
+    /// Hosts are asked for, and machines move, by themselves.
+    pub adaptive: bool,
+    /// Where machines are saved if no host is left in time.
+    pub save_to: Option<PathBuf>,
+    /// What `guest/build small mpi` made.
+    pub image: PathBuf,
+    /// Files and folders for the machines.
+    pub with: Vec<PathBuf>,
+    /// The program and its arguments; without it no `mpirun` is started.
+    pub program: Vec<String>,
+    /// Arguments for `mpirun`.
+    pub mpirun: Vec<String>,
+    /// Where hosts reach the launcher; `None`: at every address of this host.
+    pub address: Option<IpAddr>,
+}
+
+/// What gives the hosts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SiteOptions {
+    Slurm {
+        /// For `sbatch`.
+        options: Vec<OsString>,
+    },
+    GridEngine {
+        /// For `qsub`.
+        options: Vec<OsString>,
+    },
+    Local(Vec<ListedHost>),
+}
+
+/// A host of a list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ListedHost {
+    pub name: String,
+    /// Leads to it; empty: this host.
+    pub through: Vec<OsString>,
+    /// The longest time for which it may be had.
+    pub time_max: Option<Duration>,
+}
+
+impl Options {
+    /// What a machine takes of a host's memory, at most: its monitor lends with these bounds, too
+    /// (`docs/lending.md`, Memory and Processors).
+    pub fn needs(&self) -> u64 {
+        self.memory + self.memory / 4 + (64 << 20) + u64::from(self.cpus) * (72 << 20)
+    }
+}

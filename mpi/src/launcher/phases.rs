@@ -1,0 +1,386 @@
+//! A cluster's life: hosts are gathered, machines boot, the program runs, everything goes back.
+
+use std::time::{Duration, Instant};
+
+use weft_malleable::{HostId, MachineId};
+use weft_node::size::format_bytes;
+
+use super::fleet::Underway;
+use super::program::{self, ProgramEvent};
+use super::record::Phase;
+use super::{EXIT_LOST, EXIT_SAVED, Launcher, network};
+use crate::control::{Machine, Task};
+
+/// The exit code if the machines, or the program, did not start.
+pub const EXIT_NOT_STARTED: u8 = 125;
+/// The exit code after a signal of the user.
+const EXIT_INTERRUPTED: u8 = 130;
+/// A boot that takes longer is a slow one.
+const BOOT_USUAL: Duration = Duration::from_secs(30);
+/// How long the end may take, until the batch system has all hosts back.
+const END_MAX: Duration = Duration::from_secs(90);
+
+/// Everything goes back.
+pub struct Ending {
+    code: u8,
+    since: Instant,
+    /// What was saved, or went wrong, is kept for a user to look at.
+    keeps: bool,
+}
+
+impl Launcher {
+    /// One step of the life.
+    pub(super) fn advance(&mut self) {
+        match self.record.phase {
+            Phase::Gathering => self.gather(),
+            Phase::Booting => self.boot(),
+            Phase::Running => self.run(),
+            Phase::Saved => self.end(EXIT_SAVED, ""),
+            Phase::Ending => {
+                let hosts: Vec<HostId> = self.fleet.hosts.keys().copied().collect();
+                for host in hosts {
+                    self.close(host);
+                }
+            }
+        }
+    }
+
+    fn gather(&mut self) {
+        let usable = self.usable();
+        if usable.is_empty() {
+            self.gathering_since = Instant::now();
+        }
+        let awaited = self.fleet.hosts.values().filter(|host| host.is_awaited());
+        for _ in usable.len() + awaited.count()..self.record.wanted {
+            self.ask();
+        }
+        let is_late = self.gathering_since.elapsed() > self.record.options.wait;
+        let have = usable.len();
+        if usable.is_empty() || (have < self.record.wanted && !is_late) {
+            return;
+        }
+        let wanted = self.record.wanted;
+        if have < wanted && !self.record.options.adaptive {
+            let why = format!("{have} of {wanted} hosts came in time, and --static wants all");
+            return self.end(EXIT_NOT_STARTED, &why);
+        }
+        if have < wanted {
+            self.say(&format!(
+                "{have} of {wanted} hosts came in time: it starts with these"
+            ));
+        }
+        if Instant::now() < self.settles_at {
+            return;
+        }
+        if let Err(why) = self.place(&usable) {
+            return self.end(EXIT_NOT_STARTED, &why);
+        }
+        self.record.phase = Phase::Booting;
+    }
+
+    /// Hosts for machines, with the bytes that are free there.
+    fn usable(&self) -> Vec<(HostId, u64)> {
+        let hosts = self.fleet.hosts.iter();
+        let usable = hosts.filter(|(_, host)| {
+            host.has_come() && host.writer.is_some() && !host.leaves && host.ended.is_none()
+        });
+        let needs = self.record.options.needs();
+        let with_room = usable.map(|(id, host)| {
+            let room = host.offer.as_ref().map_or(0, |offer| offer.memory);
+            let used = self.on(*id).len() as u64 * needs;
+            (*id, room.saturating_sub(used))
+        });
+        with_room.collect()
+    }
+
+    /// Machines that are on a host, or about to be.
+    fn on(&self, host: HostId) -> Vec<MachineId> {
+        let machines = self.fleet.machines.iter();
+        let there = machines.filter(|(_, live)| {
+            let goes_to = live.task.as_ref().and_then(|underway| underway.to);
+            live.at == Some(host) || goes_to == Some(host)
+        });
+        there.map(|(id, _)| *id).collect()
+    }
+
+    /// Starts all machines that are nowhere, evenly.
+    fn place(&mut self, usable: &[(HostId, u64)]) -> Result<(), String> {
+        let needs = self.record.options.needs();
+        let mut rooms: Vec<(usize, HostId, u64)> = usable
+            .iter()
+            .map(|(id, room)| (self.on(*id).len(), *id, *room))
+            .collect();
+        let machines = self.fleet.machines.iter();
+        let nowhere: Vec<MachineId> = machines
+            .filter(|(_, live)| live.at.is_none() && live.task.is_none())
+            .map(|(id, _)| *id)
+            .collect();
+        for machine in nowhere {
+            let fits = rooms.iter_mut().filter(|(.., room)| *room >= needs);
+            let Some(emptiest) = fits.min() else {
+                return Err(format!(
+                    "{} machines need {} each with what their monitors need, and the {} hosts have \
+                     no room for all: use fewer, smaller ones, or more hosts",
+                    self.record.options.machines,
+                    format_bytes(needs),
+                    usable.len()
+                ));
+            };
+            emptiest.0 += 1;
+            emptiest.2 -= needs;
+            let host = emptiest.1;
+            self.start_machine(machine, host);
+        }
+        Ok(())
+    }
+
+    fn start_machine(&mut self, machine: MachineId, host: HostId) {
+        let name = network::name(machine.0);
+        let saved = self.fleet.machines.get(&machine);
+        let task = match saved.and_then(|live| live.saved.clone()) {
+            Some(folder) => Task::Restore {
+                machine: name,
+                folder,
+            },
+            None => Task::Start(self.machine(machine)),
+        };
+        let underway = Underway {
+            order: self.next_number(),
+            task,
+            since: Instant::now(),
+            to: Some(host),
+            before: None,
+        };
+        // If its agent does not answer just now, it is placed again in the next turn.
+        self.order(host, machine, underway);
+    }
+
+    fn machine(&self, machine: MachineId) -> Machine {
+        let options = &self.record.options;
+        let number = machine.0;
+        let command_line = format!(
+            "console=ttyS0 quiet weft.address={}/{} weft.name={} weft.peers={} weft.slots={}",
+            network::address(number),
+            network::PREFIX,
+            network::name(number),
+            options.machines,
+            options.slots,
+        );
+        Machine {
+            name: network::name(number),
+            kernel: options.image.join("vmlinux"),
+            initrd: self.folder.file("initrd"),
+            command_line,
+            memory: options.memory,
+            cpus: options.cpus,
+            address: network::mac(number),
+        }
+    }
+
+    fn boot(&mut self) {
+        let usable = self.usable();
+        // One that could not go on there may go on elsewhere.
+        if !usable.is_empty()
+            && let Err(why) = self.place(&usable)
+        {
+            return self.end(EXIT_NOT_STARTED, &why);
+        }
+        let mut new = Vec::new();
+        for (id, live) in &mut self.fleet.machines {
+            if live.at.is_some() && !live.is_awaited {
+                live.is_awaited = true;
+                new.push(*id);
+            }
+        }
+        for machine in new {
+            if let Err(error) = self.shell.await_machine(machine, self.sender.clone()) {
+                return self.end(EXIT_NOT_STARTED, &format!("{error:#}"));
+            }
+        }
+        let all_are_placed = self.fleet.machines.values().all(|live| live.at.is_some());
+        // A host may have to be left before. Moves for load alone can wait.
+        if all_are_placed && self.epoch.elapsed() > BOOT_USUAL {
+            self.decide();
+        }
+        if all_are_placed && self.fleet.machines.values().all(|live| live.ready) {
+            self.record.phase = Phase::Running;
+            let seconds = self.epoch.elapsed().as_secs_f64();
+            let count = self.fleet.machines.len();
+            self.say(&format!(
+                "all {count} machines are ready after {seconds:.1} s"
+            ));
+        }
+    }
+
+    fn run(&mut self) {
+        if !self.follows {
+            self.follows = true;
+            self.start_program();
+        }
+        let grow = self.record.options.grow;
+        if let Some((hosts, _)) = grow.filter(|(_, after)| self.epoch.elapsed() > *after) {
+            self.record.options.grow = None;
+            self.record.wanted = hosts;
+            self.say(&format!("{hosts} hosts are wanted from now on"));
+        }
+        self.decide();
+        let saved = |live: &super::fleet::LiveMachine| live.saved.is_some();
+        let saves = self
+            .fleet
+            .machines
+            .values()
+            .filter(|live| saved(live))
+            .count();
+        if saves == 0 {
+            return;
+        }
+        if saves == self.fleet.machines.len() {
+            self.record.phase = Phase::Saved;
+            let name = self.folder.name().to_owned();
+            self.say(&format!(
+                "all machines are saved: `weft mpi resume {name}` goes on from there"
+            ));
+            return;
+        }
+        // A host came after some were saved. While others are being saved, no host has room.
+        let is_saving = self.fleet.machines.values().any(|live| {
+            let task = live.task.as_ref().map(|underway| &underway.task);
+            matches!(task, Some(Task::Save { .. }))
+        });
+        let stays = |(id, _): &(HostId, u64)| {
+            let until = self.fleet.hosts.get(id).and_then(|host| host.until);
+            let least = std::time::SystemTime::now() + self.rules.margin * 12;
+            until.is_none_or(|until| until > least)
+        };
+        let usable: Vec<(HostId, u64)> = self.usable().into_iter().filter(stays).collect();
+        if !is_saving && !usable.is_empty() {
+            // If not all fit, the others go on waiting.
+            let _ = self.place(&usable);
+        }
+    }
+
+    fn start_program(&mut self) {
+        let options = &self.record.options;
+        if options.program.is_empty() {
+            let name = self.folder.name().to_owned();
+            self.say(&format!(
+                "no program was given: `weft mpi ssh {name}` logs in, `weft mpi exit {name}` ends \
+                 the cluster"
+            ));
+            return;
+        }
+        let all = options.machines * options.slots;
+        let processes = options.processes.unwrap_or(all);
+        let command = program::mpirun(processes, &options.mpirun, &options.program);
+        let followed = program::follow(
+            self.shell.clone(),
+            self.folder.clone(),
+            command,
+            self.sender.clone(),
+        );
+        if let Err(error) = followed {
+            self.end(EXIT_NOT_STARTED, &format!("{error:#}"));
+        }
+    }
+
+    pub(super) fn program(&mut self, event: ProgramEvent) {
+        match event {
+            ProgramEvent::Ready(machine) => {
+                if let Some(live) = self.fleet.machines.get_mut(&machine) {
+                    live.ready = true;
+                }
+            }
+            ProgramEvent::NotReady(machine, why) => {
+                let name = network::name(machine.0);
+                let why = format!("{name} did not boot: its ssh server does not answer: {why}");
+                self.end(EXIT_NOT_STARTED, &why);
+            }
+            ProgramEvent::Ended(code) => {
+                let seconds = self.epoch.elapsed().as_secs_f64();
+                let (moves, hosts) = (self.record.moves, self.fleet.peers().len());
+                self.say(&format!(
+                    "the program ended with {code} after {seconds:.1} s, {moves} moves of machines, \
+                     on {hosts} hosts at last"
+                ));
+                self.end(code, "");
+            }
+            ProgramEvent::Failed(why) => self.end(EXIT_NOT_STARTED, &why),
+        }
+    }
+
+    /// A machine is no more, and the program cannot go on without it.
+    pub(super) fn lose(&mut self, machine: MachineId, why: &str) {
+        let name = network::name(machine.0);
+        if let Some(live) = self.fleet.machines.get_mut(&machine) {
+            live.at = None;
+        }
+        self.end(EXIT_LOST, &format!("{name} is lost: {why}"));
+    }
+
+    /// Everything goes back. The first reason counts.
+    pub(super) fn end(&mut self, code: u8, why: &str) {
+        if self.ending.is_some() {
+            return;
+        }
+        if !why.is_empty() {
+            self.say(why);
+        }
+        let is_saved = self.is_in(Phase::Saved);
+        self.ending = Some(Ending {
+            code,
+            since: Instant::now(),
+            keeps: is_saved || matches!(code, EXIT_LOST | EXIT_NOT_STARTED),
+        });
+        if !is_saved {
+            self.record.phase = Phase::Ending;
+        }
+    }
+
+    pub(super) fn interrupted(&mut self) {
+        self.interrupts += 1;
+        match self.interrupts {
+            1 => self.end(EXIT_INTERRUPTED, "interrupted: the cluster ends"),
+            _ => {
+                if let Some(ending) = &mut self.ending {
+                    ending.since = Instant::now().checked_sub(END_MAX).unwrap_or(ending.since);
+                }
+            }
+        }
+    }
+
+    /// The exit code, once everything has gone back.
+    pub(super) fn ended(&mut self) -> Option<u8> {
+        let ending = self.ending.as_ref()?;
+        let (code, keeps, is_late) = (ending.code, ending.keeps, ending.since.elapsed() >= END_MAX);
+        if self.is_in(Phase::Saved) {
+            let hosts: Vec<HostId> = self.fleet.hosts.keys().copied().collect();
+            for host in hosts {
+                self.close(host);
+            }
+        }
+        let name = self.folder.name().to_owned();
+        if !self.fleet.hosts.is_empty() {
+            if is_late {
+                self.say(&format!(
+                    "the batch system has not taken all hosts back: `weft mpi attach {name}` tries \
+                     it again"
+                ));
+                return Some(code);
+            }
+            return None;
+        }
+        if !keeps {
+            if let Err(error) = self.folder.remove() {
+                self.say(&format!("{error:#}"));
+            }
+            self.written = Some(self.record.clone());
+        } else if !self.is_in(Phase::Saved) {
+            let logs = self.folder.file("job-*.log");
+            self.say(&format!(
+                "the logs of its jobs are {}; `weft mpi forget {name}` removes them",
+                logs.display()
+            ));
+        }
+        Some(code)
+    }
+}

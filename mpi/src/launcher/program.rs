@@ -1,0 +1,400 @@
+//! The program on the cluster's machines, by ssh through the gateway.
+//!
+//! It runs in the first machine apart from any connection: its output goes to files there, and is
+//! fetched from where the last byte was. So a connection, and a launcher, may break and come
+//! again, and no byte is lost or shown twice.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::SocketAddrV4;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use weft_malleable::MachineId;
+
+use super::Event;
+use super::archive::host_program;
+use super::folder::Folder;
+use super::network;
+
+/// How long a machine may take to boot until its ssh server answers.
+const BOOT_MAX: Duration = Duration::from_secs(600);
+/// One attempt to reach a machine.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Between attempts.
+const AGAIN: Duration = Duration::from_millis(300);
+/// How long a command by ssh may take that does one small thing.
+const SHORT_MAX: Duration = Duration::from_secs(60);
+
+/// Longest line before a piece of output.
+const LINE_MAX: u64 = 64;
+
+/// What comes from the program.
+pub enum ProgramEvent {
+    /// The machine's ssh server answers.
+    Ready(MachineId),
+    /// It never did.
+    NotReady(MachineId, String),
+    Ended(u8),
+    /// It could not be started.
+    Failed(String),
+}
+
+/// How machines are reached.
+#[derive(Clone, Debug)]
+pub struct Shell {
+    image: PathBuf,
+    /// The private key.
+    key: PathBuf,
+    /// Has `.ssh/known_hosts`.
+    home: PathBuf,
+    gateway: PathBuf,
+}
+
+impl Shell {
+    /// Writes the keys of the machines where ssh looks for them.
+    pub fn new(image: &Path, folder: &Folder, machines: u32) -> anyhow::Result<Shell> {
+        let home = folder.file("home");
+        let ssh = home.join(".ssh");
+        let host_key = folder.file("host_key.pub");
+        let public = fs::read_to_string(&host_key)
+            .with_context(|| format!("cannot read {}", host_key.display()))?;
+        let lines: String = (0..machines)
+            .map(|number| format!("{} {}\n", network::address(number), public.trim()))
+            .collect();
+        fs::create_dir_all(&ssh)
+            .and_then(|()| fs::write(ssh.join("known_hosts"), lines))
+            .with_context(|| format!("cannot write {}", ssh.display()))?;
+        Ok(Shell {
+            image: image.to_owned(),
+            key: folder.file("id"),
+            home,
+            gateway: folder.gateway(),
+        })
+    }
+
+    /// A command for a machine: its standard streams are the command's there.
+    pub fn command(&self, machine: u32, script: &str) -> anyhow::Result<Command> {
+        let own = std::env::current_exe().context("cannot find this program")?;
+        let address = network::address(machine);
+        let quoted = |path: &Path| quote(&path.to_string_lossy());
+        // dbclient has a shell execute it, after an `exec` of its own.
+        let proxy = format!(
+            "{} mpi connect {} {address}:22",
+            quoted(&own),
+            quoted(&self.gateway)
+        );
+        let mut command = host_program(&self.image, "dbclient");
+        command
+            .env("HOME", &self.home)
+            .args(["-T", "-i"])
+            .arg(&self.key)
+            .args(["-J", &proxy, &format!("mpi@{address}")]);
+        if !script.is_empty() {
+            command.arg(script);
+        }
+        Ok(command)
+    }
+
+    /// Runs a script to its end, and gives its standard output.
+    fn run(&self, machine: u32, script: &str, input: Option<File>) -> anyhow::Result<Vec<u8>> {
+        let mut command = self.command(machine, script)?;
+        let input = input.map_or_else(Stdio::null, Stdio::from);
+        let child = command
+            .stdin(input)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = child.context("cannot start dbclient of the image")?;
+        let output = drain(child.stdout.take());
+        let errors = drain(child.stderr.take());
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if begun.elapsed() > SHORT_MAX {
+                let _ = child.kill();
+                let _ = child.wait();
+                bail!("not over within {} s", SHORT_MAX.as_secs());
+            }
+            thread::sleep(Duration::from_millis(10));
+        };
+        let (output, errors) = (output.join(), errors.join());
+        let said = String::from_utf8_lossy(&errors.unwrap_or_default()).into_owned();
+        ensure!(status.success(), "{}", said.trim());
+        Ok(output.unwrap_or_default())
+    }
+
+    /// Waits in a thread of its own until the machine's ssh server answers.
+    pub fn await_machine(&self, machine: MachineId, events: Sender<Event>) -> anyhow::Result<()> {
+        let gateway = self.gateway.clone();
+        let wait = move || {
+            let begun = Instant::now();
+            let to = SocketAddrV4::new(network::address(machine.0), 22);
+            let event = loop {
+                match greeted(&gateway, to) {
+                    Ok(()) => break ProgramEvent::Ready(machine),
+                    Err(error) if begun.elapsed() > BOOT_MAX => {
+                        break ProgramEvent::NotReady(machine, format!("{error:#}"));
+                    }
+                    Err(_) => thread::sleep(AGAIN),
+                }
+            };
+            // The launcher may have ended.
+            let _ = events.send(Event::Program(event));
+        };
+        let thread = thread::Builder::new().name("ready".into());
+        thread.spawn(wait).context("cannot start a thread")?;
+        Ok(())
+    }
+
+    /// A file for the home of a machine.
+    pub fn copy(&self, machine: u32, file: &Path) -> anyhow::Result<()> {
+        let name = file.file_name().and_then(|name| name.to_str());
+        let name = name.with_context(|| format!("{} has no plain name", file.display()))?;
+        let input = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
+        let executable = {
+            use std::os::unix::fs::PermissionsExt as _;
+            input.metadata()?.permissions().mode() & 0o111 != 0
+        };
+        let (new, name) = (quote(&format!(".{name}.new")), quote(name));
+        let mode = if executable { "755" } else { "644" };
+        let script = format!("cat >{new} && chmod {mode} {new} && mv {new} {name}");
+        self.run(machine, &script, Some(input))?;
+        Ok(())
+    }
+}
+
+/// Whether something greets as an ssh server does (RFC 4253, section 4.2).
+fn greeted(gateway: &Path, to: SocketAddrV4) -> anyhow::Result<()> {
+    let mut stream = weft_gateway::connect(gateway, to, CONNECT)?;
+    stream.set_read_timeout(Some(CONNECT))?;
+    let mut banner = [0; 4];
+    stream.read_exact(&mut banner)?;
+    ensure!(&banner == b"SSH-", "no ssh server");
+    Ok(())
+}
+
+fn drain(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read until an error counts.
+        let _ = from.map(|mut from| from.read_to_end(&mut bytes));
+        bytes
+    })
+}
+
+/// For a shell.
+pub fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Starts the program unless it was started, and follows it to its end, in a thread of its own.
+pub fn follow(
+    shell: Shell,
+    folder: Folder,
+    command: String,
+    events: Sender<Event>,
+) -> anyhow::Result<()> {
+    let work = move || {
+        let event = match start(&shell, &command).and_then(|()| fetch(&shell, &folder)) {
+            Ok(code) => ProgramEvent::Ended(code),
+            Err(error) => ProgramEvent::Failed(format!("{error:#}")),
+        };
+        // The launcher may have ended.
+        let _ = events.send(Event::Program(event));
+    };
+    let thread = thread::Builder::new().name("program".into());
+    thread.spawn(work).context("cannot start a thread")?;
+    Ok(())
+}
+
+/// As long as it takes: the machine may be moving, or its host be cut off. The launcher ends this
+/// with itself.
+fn persist<T>(mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    loop {
+        match attempt() {
+            Ok(value) => return Ok(value),
+            Err(_) => thread::sleep(Duration::from_secs(1)),
+        }
+    }
+}
+
+fn start(shell: &Shell, command: &str) -> anyhow::Result<()> {
+    let program = format!(
+        "{command} >run/out 2>run/err </dev/null; echo $? >run/code.new; mv run/code.new run/code"
+    );
+    let script = format!(
+        "mkdir -p run && if mkdir run/started 2>/dev/null; then : >run/out; : >run/err; \
+         setsid sh -c {} >/dev/null 2>&1 </dev/null & fi",
+        quote(&program)
+    );
+    persist(|| shell.run(0, &script, None)).map(drop)
+}
+
+/// Shows the output, and keeps it in the cluster's folder, until the program has ended.
+fn fetch(shell: &Shell, folder: &Folder) -> anyhow::Result<u8> {
+    persist(|| {
+        let mut sinks = Sinks {
+            out: Sink::open(&folder.file("stdout"), io::stdout())?,
+            err: Sink::open(&folder.file("stderr"), io::stderr())?,
+        };
+        let mut child = shell
+            .command(0, &fetching(sinks.out.length, sinks.err.length))?
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            // What ssh itself says is of no use: it is tried again.
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start dbclient of the image")?;
+        let output = child.stdout.take().context("dbclient has no pipe")?;
+        let result = sinks.take(BufReader::new(output));
+        let _ = child.kill();
+        child.wait()?;
+        result
+    })
+}
+
+/// A script that writes what is new in both files, again and again, and once more after the exit
+/// code is there. Each piece has a line before it: `o` or `e`, and its bytes; at the end `c` and
+/// the code.
+fn fetching(out: u64, err: u64) -> String {
+    let piece = |name: &str, letter: &str| {
+        format!(
+            "s=$(wc -c <run/{name}); n=$((s-{letter})); if [ $n -gt 0 ]; then \
+             echo {letter} $n; tail -c +$(({letter}+1)) run/{name} | head -c $n; {letter}=$s; fi; "
+        )
+    };
+    format!(
+        "o={out} e={err}; while :; do l=; [ -e run/code ] && l=1; {}{}\
+         [ -n \"$l\" ] && break; sleep 0.3; done; echo c $(cat run/code)",
+        piece("out", "o"),
+        piece("err", "e")
+    )
+}
+
+struct Sinks<O, E> {
+    out: Sink<O>,
+    err: Sink<E>,
+}
+
+impl<O: Write, E: Write> Sinks<O, E> {
+    /// Up to the program's exit code.
+    fn take(&mut self, mut from: impl BufRead) -> anyhow::Result<u8> {
+        loop {
+            let mut line = String::new();
+            from.by_ref().take(LINE_MAX).read_line(&mut line)?;
+            let (letter, number) = line.trim_end().split_once(' ').context("it broke off")?;
+            let number: u64 = number.parse().context("a damaged line")?;
+            match letter {
+                "o" => self.out.take(&mut from, number)?,
+                "e" => self.err.take(&mut from, number)?,
+                "c" => return Ok(u8::try_from(number)?),
+                _ => bail!("a damaged line"),
+            }
+        }
+    }
+}
+
+/// A file that has all that was shown.
+struct Sink<W> {
+    file: File,
+    length: u64,
+    shown: W,
+}
+
+impl<W: Write> Sink<W> {
+    fn open(path: &Path, shown: W) -> anyhow::Result<Sink<W>> {
+        let mut options = OpenOptions::new();
+        let file = options.append(true).create(true).mode(0o600).open(path);
+        let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+        let length = file.metadata()?.len();
+        Ok(Sink {
+            file,
+            length,
+            shown,
+        })
+    }
+
+    fn take(&mut self, from: &mut impl Read, mut count: u64) -> anyhow::Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        while count > 0 {
+            let wanted = buffer.len().min(usize::try_from(count)?);
+            let got = from.read(&mut buffer[..wanted])?;
+            ensure!(got > 0, "it broke off");
+            self.file.write_all(&buffer[..got])?;
+            self.length += got as u64;
+            count -= got as u64;
+            // Its reader may be gone; the file has it.
+            let _ = self.shown.write_all(&buffer[..got]);
+            let _ = self.shown.flush();
+        }
+        Ok(())
+    }
+}
+
+/// `mpirun` with the program, for a shell.
+pub fn mpirun(processes: u32, arguments: &[String], program: &[String]) -> String {
+    let mut words = vec!["mpirun".to_owned(), "-n".to_owned(), processes.to_string()];
+    words.extend(arguments.iter().chain(program).cloned());
+    let quoted: Vec<String> = words.iter().map(|word| quote(word)).collect();
+    quoted.join(" ")
+}
+
+/// Where the gateway is in the machines' network.
+pub fn gateway_options(folder: &Folder) -> weft_gateway::Options {
+    weft_gateway::Options {
+        switch: folder.switch(),
+        mac: network::GATEWAY_MAC,
+        address: network::GATEWAY,
+        prefix: network::PREFIX,
+        listen: folder.gateway(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_goes_on_where_it_broke_off() {
+        let folder = std::env::temp_dir().join(format!("weft-output-{}", std::process::id()));
+        fs::create_dir_all(folder.join("run")).unwrap();
+        fs::write(folder.join("run/out"), b"first\nsecond\n").unwrap();
+        fs::write(folder.join("run/err"), b"oh").unwrap();
+        fs::write(folder.join("run/code"), b"3\n").unwrap();
+        let sinks = || Sinks {
+            out: Sink::open(&folder.join("stdout"), Vec::new()).unwrap(),
+            err: Sink::open(&folder.join("stderr"), Vec::new()).unwrap(),
+        };
+        let said = |sinks: &Sinks<Vec<u8>, Vec<u8>>| {
+            let mut shell = Command::new("sh");
+            let script = fetching(sinks.out.length, sinks.err.length);
+            let output = shell.args(["-c", &script]).current_dir(&folder).output();
+            output.unwrap().stdout
+        };
+        let mut broken = sinks();
+        let whole = said(&broken);
+        assert!(broken.take(&whole[..9]).is_err());
+        assert_eq!(broken.out.shown, b"first");
+        let mut rest = sinks();
+        let said = said(&rest);
+        assert_eq!(rest.take(&said[..]).unwrap(), 3);
+        assert_eq!(rest.out.shown, b"\nsecond\n");
+        assert_eq!(rest.err.shown, b"oh");
+        assert_eq!(fs::read(folder.join("stdout")).unwrap(), b"first\nsecond\n");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn words_reach_the_program_as_they_are() {
+        let command = mpirun(4, &["--map-by".into()], &["a b".into(), "it's".into()]);
+        assert_eq!(command, r"'mpirun' '-n' '4' '--map-by' 'a b' 'it'\''s'");
+    }
+}

@@ -1,0 +1,121 @@
+//! What a launcher writes down, so that another one can go on.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, ensure};
+use serde::{Deserialize, Serialize};
+use weft_batch::JobId;
+use weft_wire::keys::PublicKey;
+
+use super::folder::Folder;
+use super::options::Options;
+
+/// Of the format.
+const VERSION: u32 = 1;
+const FILE: &str = "cluster.json";
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    version: u32,
+    pub options: Options,
+    pub wanted: usize,
+    /// Where agents reach the launcher: another one listens there, too.
+    pub port: u16,
+    pub phase: Phase,
+    /// The number of the next reservation, and of the next order.
+    pub next: u64,
+    pub reservations: Vec<Reservation>,
+    pub machines: Vec<MachineRecord>,
+    /// Moves that were made.
+    pub moves: u64,
+}
+
+/// How far a cluster has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Hosts come.
+    Gathering,
+    /// Machines start.
+    Booting,
+    /// The program runs, or a user does what they want.
+    Running,
+    /// All machines are in files.
+    Saved,
+    /// Everything is given back.
+    Ending,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reservation {
+    pub number: u32,
+    /// `None`: it is being asked for.
+    pub job: Option<JobId>,
+    pub secret: String,
+    /// Of the agent that showed the secret.
+    pub key: Option<PublicKey>,
+    pub leaves: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MachineRecord {
+    /// The reservation where it is.
+    pub host: Option<u32>,
+    /// Where it was saved; then it is on no host.
+    pub saved: Option<PathBuf>,
+}
+
+impl Record {
+    /// Of a cluster of which nothing is there yet.
+    pub fn new(options: Options, port: u16) -> Record {
+        let machine = MachineRecord {
+            host: None,
+            saved: None,
+        };
+        Record {
+            version: VERSION,
+            wanted: options.hosts,
+            port,
+            phase: Phase::Gathering,
+            next: 1,
+            reservations: Vec::new(),
+            machines: vec![machine; options.machines as usize],
+            moves: 0,
+            options,
+        }
+    }
+
+    pub fn read(folder: &Folder) -> anyhow::Result<Record> {
+        let path = folder.file(FILE);
+        let bytes = fs::read(&path).with_context(|| {
+            format!("there is no cluster {}: {}", folder.name(), path.display())
+        })?;
+        let record: Record = serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} is damaged", path.display()))?;
+        ensure!(
+            record.version == VERSION,
+            "{} has version {}, and this launcher reads {VERSION}: use the Weft that made it",
+            path.display(),
+            record.version
+        );
+        Ok(record)
+    }
+
+    /// Whole or not at all.
+    pub fn write(&self, folder: &Folder) -> anyhow::Result<()> {
+        let path = folder.file(FILE);
+        let new = folder.file("cluster.new");
+        let write = || -> std::io::Result<()> {
+            let mut options = fs::OpenOptions::new();
+            let options = options.write(true).create(true).truncate(true).mode(0o600);
+            let mut file = options.open(&new)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.sync_data()?;
+            fs::rename(&new, &path)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+}

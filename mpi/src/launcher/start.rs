@@ -1,0 +1,295 @@
+//! How a launcher begins: with a new cluster, with one whose launcher is gone, or with one whose
+//! machines are saved.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use nix::fcntl::Flock;
+use nix::ifaddrs::getifaddrs;
+use nix::sys::signal::{SigSet, Signal};
+use weft_malleable::{Forecast, HostId, MachineId, Rules};
+use weft_wire::keys;
+
+use super::door::{self, Guests};
+use super::fleet::{Fleet, LiveHost, LiveMachine};
+use super::folder::Folder;
+use super::options::{Options, SiteOptions};
+use super::program::{Shell, gateway_options};
+use super::record::{Phase, Record};
+use super::site::{self, Ask};
+use super::{Event, Launcher, archive, requests};
+use crate::switch::Switch;
+
+const KEY_FILE: &str = "launcher.key";
+/// Bytes a second between hosts, until moves have shown it.
+const LINK: f64 = 100e6;
+/// Bytes a second to the folder for saved machines.
+const SAVES: f64 = 50e6;
+
+/// A new cluster. `program`: a file of this host that machines get.
+///
+/// # Errors
+/// There is one of that name, or something that it needs is not there.
+pub fn create(name: &str, options: Options, program: Option<PathBuf>) -> anyhow::Result<Launcher> {
+    let folder = Folder::of(name)?;
+    folder.make()?;
+    let made = begin(&folder, options, program);
+    if made.is_err() {
+        // Nothing was started, so nothing is lost.
+        let _ = folder.remove();
+    }
+    made
+}
+
+fn begin(folder: &Folder, options: Options, program: Option<PathBuf>) -> anyhow::Result<Launcher> {
+    let lock = folder.lock()?;
+    archive::make(&options.image, folder, program.as_deref(), &options.with)?;
+    keys::save(&keys::generate()?, &folder.file(KEY_FILE))?;
+    let listener = listen(&options, 0)?;
+    let record = Record::new(options, listener.local_addr()?.port());
+    open(folder, lock, record, listener)
+}
+
+/// Goes on with a cluster whose launcher is gone.
+///
+/// # Errors
+/// There is none, its launcher lives, or its machines are saved.
+pub fn attach(name: &str) -> anyhow::Result<Launcher> {
+    let folder = Folder::of(name)?;
+    let lock = folder.lock()?;
+    let record = Record::read(&folder)?;
+    ensure!(
+        record.phase != Phase::Saved || !record.reservations.is_empty(),
+        "the machines of {name} are saved: `weft mpi resume {name}` goes on with them"
+    );
+    let listener = listen(&record.options, record.port)?;
+    open(&folder, lock, record, listener)
+}
+
+/// Goes on with a cluster whose machines are saved.
+///
+/// # Errors
+/// There is none, its launcher lives, or its machines are not saved.
+pub fn resume(name: &str) -> anyhow::Result<Launcher> {
+    let folder = Folder::of(name)?;
+    let lock = folder.lock()?;
+    let mut record = Record::read(&folder)?;
+    ensure!(
+        record.phase == Phase::Saved && record.reservations.is_empty(),
+        "the machines of {name} are not saved: `weft mpi attach {name}` goes on with the cluster"
+    );
+    for (number, machine) in record.machines.iter().enumerate() {
+        let saved = machine.saved.as_ref();
+        ensure!(
+            saved.is_some_and(|saved| saved.is_dir()),
+            "vm-{number} is not where it was saved: {}",
+            saved.map_or("nowhere".into(), |saved| saved.display().to_string())
+        );
+    }
+    record.phase = Phase::Gathering;
+    let listener = listen(&record.options, record.port)?;
+    open(&folder, lock, record, listener)
+}
+
+/// Removes what is left of a cluster that has ended.
+///
+/// # Errors
+/// There is none, its launcher lives, or hosts may be left.
+pub fn forget(name: &str) -> anyhow::Result<()> {
+    let folder = Folder::of(name)?;
+    let _lock = folder.lock()?;
+    // One that cannot be read had nothing, or is of another version.
+    if let Ok(record) = Record::read(&folder) {
+        ensure!(
+            record.reservations.is_empty(),
+            "the batch system has hosts for {name} still: `weft mpi attach {name}` and \
+             `weft mpi exit {name}` give them back"
+        );
+    }
+    folder.remove()
+}
+
+/// Where the launcher of a cluster answers.
+///
+/// # Errors
+/// That is no name.
+pub fn requests_socket(name: &str) -> anyhow::Result<PathBuf> {
+    Ok(Folder::of(name)?.requests())
+}
+
+/// A command on a machine of a cluster that runs: ssh, with the caller's standard streams.
+///
+/// # Errors
+/// There is no such cluster.
+pub fn shell(name: &str, machine: u32, script: &str) -> anyhow::Result<Command> {
+    let folder = Folder::of(name)?;
+    let record = Record::read(&folder)?;
+    let count = record.options.machines;
+    ensure!(machine < count, "{name} has machines 0 to {}", count - 1);
+    Shell::new(&record.options.image, &folder, count)?.command(machine, script)
+}
+
+fn listen(options: &Options, port: u16) -> anyhow::Result<TcpListener> {
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let address = SocketAddr::new(options.address.unwrap_or(any), port);
+    TcpListener::bind(address).with_context(|| {
+        format!("cannot listen on {address} for the agents: --address names another address")
+    })
+}
+
+/// Where agents may reach this host, the most probable first.
+fn addresses(options: &Options, port: u16) -> anyhow::Result<Vec<String>> {
+    if let Some(address) = options.address {
+        return Ok(vec![SocketAddr::new(address, port).to_string()]);
+    }
+    let interfaces = getifaddrs().context("cannot list the addresses of this host")?;
+    let of_interface =
+        |interface: nix::ifaddrs::InterfaceAddress| Some(interface.address?.as_sockaddr_in()?.ip());
+    let mut found: Vec<Ipv4Addr> = interfaces.filter_map(of_interface).collect();
+    found.sort_by_key(|address| (address.is_loopback(), address.is_link_local()));
+    found.dedup();
+    Ok(found
+        .iter()
+        .map(|address| format!("{address}:{port}"))
+        .collect())
+}
+
+fn open(
+    folder: &Folder,
+    lock: Flock<File>,
+    record: Record,
+    listener: TcpListener,
+) -> anyhow::Result<Launcher> {
+    let options = &record.options;
+    let (sender, events) = channel();
+    watch_signals(sender.clone())?;
+    let key_file = folder.file(KEY_FILE);
+    let keys = keys::load(&key_file)?;
+    let key = keys.public();
+    let addresses = addresses(options, record.port)?;
+    let any_port = SocketAddr::new(listener.local_addr()?.ip(), 0).to_string();
+    let messages = File::create(folder.file("switch.log"))?;
+    let (switch, switch_address) = Switch::start(
+        &any_port,
+        folder.switch().as_os_str(),
+        &key_file,
+        messages.into(),
+    )?;
+    let switch_port = switch_address
+        .rsplit(':')
+        .next()
+        .and_then(|port| port.parse().ok());
+    let gateway = weft_gateway::Gateway::start(gateway_options(folder))?;
+    let shell = Shell::new(&options.image, folder, options.machines)?;
+    let guests = Arc::new(Guests::default());
+    let fleet = fleet(&record, &guests);
+    door::open(listener, keys, guests.clone(), sender.clone())?;
+    let site = site::start(site::system(&options.site, folder)?, sender.clone())?;
+    let jobs = fleet.hosts.values().filter_map(|host| host.job.clone());
+    site.send(Ask::Watch(jobs.collect()))?;
+    requests::serve(&folder.requests(), sender.clone())?;
+    let rules = Rules {
+        margin: options.margin,
+        saves: options.save_to.as_ref().map(|_| SAVES),
+        adaptive: options.adaptive,
+        ask_ahead: ask_ahead(options),
+        ..Rules::default()
+    };
+    let now = Instant::now();
+    Ok(Launcher {
+        folder: folder.clone(),
+        _lock: lock,
+        written: None,
+        fleet,
+        guests,
+        key,
+        addresses,
+        switch,
+        switch_port: switch_port.context("the switch said no port")?,
+        shell,
+        _gateway: gateway,
+        site,
+        sender,
+        events,
+        forecast: Forecast::new(LINK),
+        rules,
+        epoch: now,
+        peers: Vec::new(),
+        settles_at: now,
+        asks_at: now,
+        trouble: None,
+        log: VecDeque::new(),
+        gathering_since: now,
+        follows: false,
+        interrupts: 0,
+        ending: None,
+        record,
+    })
+}
+
+/// As the record has it; agents will say the rest.
+fn fleet(record: &Record, guests: &Guests) -> Fleet {
+    let mut hosts = BTreeMap::new();
+    for reservation in &record.reservations {
+        guests.expect(
+            reservation.secret.clone(),
+            reservation.number,
+            reservation.key,
+        );
+        let host = LiveHost {
+            job: reservation.job.clone(),
+            key: reservation.key,
+            leaves: reservation.leaves,
+            ..LiveHost::new(reservation.secret.clone())
+        };
+        hosts.insert(HostId(reservation.number), host);
+    }
+    let machine = |machine: &super::record::MachineRecord| LiveMachine {
+        at: machine.host.map(HostId),
+        saved: machine.saved.clone(),
+        ..LiveMachine::default()
+    };
+    let machines = record.machines.iter().map(machine);
+    let machines = machines.enumerate();
+    Fleet {
+        hosts,
+        machines: machines
+            .map(|(number, machine)| (MachineId(number as u32), machine))
+            .collect(),
+    }
+}
+
+/// A host of a list comes at once; a job may wait, and Slurm looks at jobs every 30 s.
+fn ask_ahead(options: &Options) -> Duration {
+    let ahead = match options.site {
+        SiteOptions::Local(_) => Duration::from_secs(20),
+        SiteOptions::Slurm { .. } | SiteOptions::GridEngine { .. } => Duration::from_secs(90),
+    };
+    ahead.min(options.time / 4)
+}
+
+/// Before any other thread is made: they all leave the signals to this one.
+fn watch_signals(events: Sender<Event>) -> anyhow::Result<()> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGINT);
+    set.add(Signal::SIGTERM);
+    set.thread_block().context("cannot block signals")?;
+    let wait = move || {
+        while set.wait().is_ok() {
+            if events.send(Event::Signal).is_err() {
+                return;
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("signals".into());
+    thread.spawn(wait).context("cannot start a thread")?;
+    Ok(())
+}

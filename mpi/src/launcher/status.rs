@@ -1,0 +1,84 @@
+//! A cluster at one moment, for its user.
+
+use std::time::SystemTime;
+
+use weft_malleable::Machine;
+
+use super::record::Phase;
+use super::{Launcher, network};
+use crate::request::{HostStatus, MachineStatus, Status};
+
+impl Launcher {
+    pub(super) fn status(&self) -> Status {
+        let options = &self.record.options;
+        let sizes = (options.memory, options.needs());
+        let cluster = self.fleet.cluster(self.record.wanted, sizes, self.epoch);
+        let now = SystemTime::now();
+        let host = |(id, host): (&weft_malleable::HostId, &super::fleet::LiveHost)| {
+            let there = cluster
+                .machines
+                .values()
+                .filter(|machine| machine.at == *id);
+            let takes = |machine: &Machine| self.forecast.bound(machine).as_secs_f64();
+            let left = |until: SystemTime| match until.duration_since(now) {
+                Ok(left) => left.as_secs_f64(),
+                Err(_) => 0.0,
+            };
+            let offer = host.offer.as_ref();
+            HostStatus {
+                name: self.fleet.name(*id),
+                job: host
+                    .job
+                    .as_ref()
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
+                left: host.until.map(left),
+                leaving_takes: there.map(takes).sum(),
+                answers: host.writer.is_some(),
+                leaves: host.leaves || host.closing.is_some() || host.ended.is_some(),
+                memory: offer.map_or(0, |offer| offer.memory),
+                cores: offer.map_or(0, |offer| offer.cores),
+            }
+        };
+        let hosts = self
+            .fleet
+            .hosts
+            .iter()
+            .filter(|(_, host)| host.offer.is_some());
+        let machine = |(id, live): (&weft_malleable::MachineId, &super::fleet::LiveMachine)| {
+            let to = live.task.as_ref().and_then(|underway| underway.to);
+            MachineStatus {
+                name: network::name(id.0),
+                address: network::address(id.0).to_string(),
+                host: live.at.map(|at| self.fleet.name(at)),
+                moves_to: to.map(|to| self.fleet.name(to)),
+                ready: live.ready,
+                resident: live.resident,
+                memory: options.memory,
+            }
+        };
+        Status {
+            name: self.folder.name().to_owned(),
+            phase: name_of(self.record.phase).to_owned(),
+            program: (!options.program.is_empty()).then(|| options.program.join(" ")),
+            seconds: self.epoch.elapsed().as_secs_f64(),
+            wanted: self.record.wanted,
+            asked: cluster.asked,
+            hosts: hosts.map(host).collect(),
+            machines: self.fleet.machines.iter().map(machine).collect(),
+            moves: self.record.moves,
+            log: self.log.iter().cloned().collect(),
+            trouble: self.trouble.clone(),
+        }
+    }
+}
+
+fn name_of(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Gathering => "gathering",
+        Phase::Booting => "booting",
+        Phase::Running => "running",
+        Phase::Saved => "saved",
+        Phase::Ending => "ending",
+    }
+}

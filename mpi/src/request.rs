@@ -1,0 +1,120 @@
+//! What a user says to a launcher that runs: one line of JSON each way, over its UNIX socket.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+
+/// Longest line in bytes.
+pub const LINE_MAX: u64 = 1 << 20;
+/// How long a launcher may take for an answer: a file goes to all machines meanwhile.
+const ANSWER_MAX: Duration = Duration::from_secs(120);
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    Status,
+    /// How many hosts are wanted. Fewer than there are: as reservations run out.
+    Hosts(usize),
+    /// One host goes back now.
+    Release(String),
+    /// One host more.
+    NewNode,
+    /// So many hosts stay, those whose reservations last longest.
+    Shrink(usize),
+    /// A file for the home of all machines.
+    Deploy(PathBuf),
+    /// The cluster ends.
+    Exit,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// A sentence.
+    Done(String),
+    Refused(String),
+    Status(Box<Status>),
+}
+
+/// A cluster at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub name: String,
+    /// `gathering`, `booting`, `running`, `saved`, `ending`.
+    pub phase: String,
+    /// The program with its arguments.
+    pub program: Option<String>,
+    /// Seconds since the launcher started.
+    pub seconds: f64,
+    pub wanted: usize,
+    /// Jobs of the batch system whose hosts have not come.
+    pub asked: usize,
+    pub hosts: Vec<HostStatus>,
+    pub machines: Vec<MachineStatus>,
+    /// Since the cluster's start.
+    pub moves: u64,
+    /// The last of what happened, oldest first.
+    pub log: Vec<String>,
+    /// What is wrong with the batch system, if it is.
+    pub trouble: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostStatus {
+    pub name: String,
+    pub job: String,
+    /// Seconds until the reservation ends.
+    pub left: Option<f64>,
+    /// Seconds that its machines take to leave, as far as is known.
+    pub leaving_takes: f64,
+    /// Whether its agent answers.
+    pub answers: bool,
+    pub leaves: bool,
+    /// Bytes for machines.
+    pub memory: u64,
+    pub cores: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MachineStatus {
+    pub name: String,
+    pub address: String,
+    /// The name of its host.
+    pub host: Option<String>,
+    /// The name of the host that it moves to.
+    pub moves_to: Option<String>,
+    /// Whether its ssh server has answered.
+    pub ready: bool,
+    /// Bytes.
+    pub resident: u64,
+    pub memory: u64,
+}
+
+/// Asks the launcher at `socket`.
+pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
+    let stream = weft_node::rundir::connect(socket).with_context(|| {
+        format!(
+            "no launcher answers at {}: `weft mpi list` shows the clusters, and `weft mpi attach` \
+             starts a launcher again",
+            socket.display()
+        )
+    })?;
+    stream.set_read_timeout(Some(ANSWER_MAX))?;
+    stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    (&stream)
+        .write_all(&line)
+        .context("the launcher does not listen")?;
+    let mut answer = String::new();
+    BufReader::new(stream.take(LINE_MAX))
+        .read_line(&mut answer)
+        .context("the launcher did not answer")?;
+    if answer.is_empty() {
+        bail!("the launcher ended before it answered");
+    }
+    serde_json::from_str(&answer).context("the answer of the launcher cannot be read")
+}
