@@ -43,6 +43,10 @@ impl Said {
             true => one_line(&self.output),
             false => self.error.clone(),
         };
+        let said = match said.is_empty() {
+            true => "its command failed and said nothing".into(),
+            false => said,
+        };
         match silent.iter().any(|words| said.contains(words)) {
             true => BatchError::Silent { system, said },
             false => BatchError::Refused { system, said },
