@@ -11,6 +11,7 @@ use weft_node::config::May;
 use weft_node::options::{Jump, Placement, RunOptions, Transport};
 use weft_node::size::parse_size;
 
+use crate::mpi::MpiCommand;
 use crate::values::{StatsArg, parse_seconds};
 use crate::vm::VmCommand;
 use crate::work::PlaceArgs;
@@ -53,6 +54,12 @@ pub enum Command {
         /// What to do
         #[command(subcommand)]
         command: VmCommand,
+    },
+    /// Run an MPI program on machines that move between the hosts of a batch system
+    Mpi {
+        /// What to do
+        #[command(subcommand)]
+        command: MpiCommand,
     },
     /// Pass frames between the machines of this host and other hosts, as a process of a
     /// malleable cluster

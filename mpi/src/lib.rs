@@ -16,5 +16,4 @@ pub mod control;
 pub mod launcher;
 pub mod request;
 mod switch;
-mod ticks;
 mod token;

@@ -1,7 +1,7 @@
 //! The command line of `weft mpi`.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddrV4};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -99,14 +99,6 @@ pub enum MpiCommand {
     Host {
         /// The job's token
         token: PathBuf,
-    },
-    /// Pass standard input and output to a machine of a cluster
-    #[command(hide = true)]
-    Connect {
-        /// The gateway's socket
-        gateway: PathBuf,
-        /// Where to
-        to: SocketAddrV4,
     },
 }
 

@@ -4,8 +4,7 @@ mod args;
 mod program;
 mod status;
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,8 +20,6 @@ pub use args::MpiCommand;
 
 /// What a reservation has beside its margin, at least.
 const LEAST_TIME: Duration = Duration::from_secs(30);
-/// How long a machine may take to answer `weft mpi connect`: it may be moving.
-const CONNECT_MAX: Duration = Duration::from_secs(60);
 
 /// Does what the command says.
 pub fn run(command: MpiCommand) -> anyhow::Result<ExitCode> {
@@ -63,7 +60,6 @@ pub fn run(command: MpiCommand) -> anyhow::Result<ExitCode> {
             weft_mpi::agent::run(&token)?;
             Ok(ExitCode::SUCCESS)
         }
-        MpiCommand::Connect { gateway, to } => connect(&gateway, to),
     }
 }
 
@@ -258,34 +254,6 @@ fn listed(file: &Path) -> anyhow::Result<Vec<ListedHost>> {
     }
     ensure!(!hosts.is_empty(), "{} names no host", file.display());
     Ok(hosts)
-}
-
-/// Until the machine's side has ended.
-fn connect(gateway: &Path, to: SocketAddrV4) -> anyhow::Result<ExitCode> {
-    let stream = weft_gateway::connect(gateway, to, CONNECT_MAX)?;
-    let mut sending = stream.try_clone()?;
-    let send = move || {
-        let ended = pass(&mut std::io::stdin().lock(), &mut sending);
-        // The other side may be gone already.
-        let _ = sending.shutdown(Shutdown::Write);
-        ended
-    };
-    std::thread::Builder::new().spawn(send)?;
-    let mut receiving = stream;
-    pass(&mut receiving, &mut std::io::stdout().lock())?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn pass(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<()> {
-    let mut buffer = vec![0; 64 << 10];
-    loop {
-        let count = from.read(&mut buffer)?;
-        if count == 0 {
-            return Ok(());
-        }
-        to.write_all(&buffer[..count])?;
-        to.flush()?;
-    }
 }
 
 #[cfg(test)]

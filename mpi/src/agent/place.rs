@@ -12,13 +12,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use nix::unistd::mkdtemp;
-
-use crate::ticks;
+use weft_node::keeper::{self, KeeperId};
 
 /// Set for the process that has entered its folder.
 const FOLDER: &str = "WEFT_MPI_FOLDER";
-/// The process with which machines end (`weft vm start`).
-const KEEPER: &str = "WEFT_KEEPER";
 
 /// How often the folder is removed at the end, until it is gone.
 const TIDIES: u32 = 20;
@@ -43,7 +40,7 @@ impl Place {
             .with_context(|| format!("cannot make a folder {}", template.display()))?;
         let run = folder.join("run");
         fs::create_dir(&run).with_context(|| format!("cannot make {}", run.display()))?;
-        let mark = ticks::own_mark().context("cannot read /proc/self/stat")?;
+        let own_id = KeeperId::here().context("cannot find out this process's mark")?;
         let own = std::env::current_exe().context("cannot find this program")?;
         let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
         let error = Command::new(own)
@@ -51,7 +48,8 @@ impl Place {
             .env(FOLDER, &folder)
             .env("XDG_RUNTIME_DIR", &run)
             .env("WEFT_CONFIG", folder.join("config"))
-            .env(KEEPER, mark)
+            // Machines end with this process, also those that come from other hosts.
+            .env(keeper::VARIABLE, own_id.to_string())
             .exec();
         let _ = fs::remove_dir_all(&folder);
         bail!("cannot start this program again: {error}")

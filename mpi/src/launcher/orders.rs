@@ -139,15 +139,11 @@ impl Launcher {
                 if let Some(host) = self.fleet.hosts.get_mut(&id) {
                     host.job = Some(job);
                 }
-                self.trouble = None;
             }
             Err(why) => {
                 self.forget(id);
                 self.asks_at = Instant::now() + ASK_AGAIN;
-                if self.trouble.as_ref() != Some(&why) {
-                    self.say(&format!("no host can be had now: {why}"));
-                    self.trouble = Some(why);
-                }
+                self.say_once(&format!("no host can be had now: {why}"));
             }
         }
     }

@@ -7,6 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddrV4;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use command_fds::{CommandFdExt as _, FdMapping};
 use weft_malleable::MachineId;
 
 use super::Event;
@@ -31,6 +33,8 @@ const AGAIN: Duration = Duration::from_millis(300);
 /// How long a command by ssh may take that does one small thing.
 const SHORT_MAX: Duration = Duration::from_secs(60);
 
+/// dbclient finds its connection there.
+const CONNECTION: i32 = 3;
 /// Longest line before a piece of output.
 const LINE_MAX: u64 = 64;
 
@@ -78,23 +82,22 @@ impl Shell {
         })
     }
 
-    /// A command for a machine: its standard streams are the command's there.
+    /// A command for a machine, over a connection that is made now: its standard streams are the
+    /// command's there. Without a script it is a shell.
     pub fn command(&self, machine: u32, script: &str) -> anyhow::Result<Command> {
-        let own = std::env::current_exe().context("cannot find this program")?;
         let address = network::address(machine);
-        let quoted = |path: &Path| quote(&path.to_string_lossy());
-        // dbclient has a shell execute it, after an `exec` of its own.
-        let proxy = format!(
-            "{} mpi connect {} {address}:22",
-            quoted(&own),
-            quoted(&self.gateway)
-        );
+        let to = SocketAddrV4::new(address, 22);
+        let stream = weft_gateway::connect(&self.gateway, to, CONNECT)?;
         let mut command = host_program(&self.image, "dbclient");
         command
             .env("HOME", &self.home)
-            .args(["-T", "-i"])
+            .arg("-i")
             .arg(&self.key)
-            .args(["-J", &proxy, &format!("mpi@{address}")]);
+            .args(["-J", &format!("&{CONNECTION}"), &format!("mpi@{address}")]);
+        command.fd_mappings(vec![FdMapping {
+            parent_fd: OwnedFd::from(stream),
+            child_fd: CONNECTION,
+        }])?;
         if !script.is_empty() {
             command.arg(script);
         }
@@ -381,7 +384,7 @@ mod tests {
         };
         let mut broken = sinks();
         let whole = said(&broken);
-        assert!(broken.take(&whole[..9]).is_err());
+        assert!(broken.take(&whole[..10]).is_err());
         assert_eq!(broken.out.shown, b"first");
         let mut rest = sinks();
         let said = said(&rest);
