@@ -120,7 +120,7 @@ pub struct Machine {
     pub address: String,
 }
 
-/// From an agent.
+/// What the agent of a reservation tells its launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromAgent {

@@ -27,7 +27,7 @@ pub struct Token {
     pub lasts_s: u64,
 }
 
-/// A new secret.
+/// Random, in the form in which a token has it.
 pub fn secret() -> anyhow::Result<String> {
     let bytes = keys::secret()?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())

@@ -102,7 +102,7 @@ pub enum MpiCommand {
     },
 }
 
-/// Which cluster.
+/// For commands whose own argument is something else.
 #[derive(Debug, Args)]
 pub struct ClusterArg {
     /// The cluster's name [default: the only one]

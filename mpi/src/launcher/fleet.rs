@@ -85,7 +85,7 @@ impl LiveHost {
 /// A machine of the cluster.
 #[derive(Default)]
 pub struct LiveMachine {
-    /// Where it is.
+    /// `None`: it has not started, or is saved.
     pub at: Option<HostId>,
     pub task: Option<Underway>,
     /// Its ssh server has answered.
@@ -114,7 +114,7 @@ pub struct Underway {
     pub before: Option<Machine>,
 }
 
-/// All of them.
+/// A cluster as it is now: what is written down, and what agents and batch system said.
 #[derive(Default)]
 pub struct Fleet {
     pub hosts: BTreeMap<HostId, LiveHost>,

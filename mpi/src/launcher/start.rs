@@ -61,7 +61,7 @@ fn begin(folder: &Folder, options: Options, program: Option<PathBuf>) -> anyhow:
 /// Goes on with a cluster whose launcher is gone.
 ///
 /// # Errors
-/// There is none, its launcher lives, or its machines are saved.
+/// No such cluster exists, its launcher lives, or its machines are saved.
 pub fn attach(name: &str) -> anyhow::Result<Launcher> {
     let folder = Folder::of(name)?;
     let lock = folder.lock()?;
@@ -77,7 +77,7 @@ pub fn attach(name: &str) -> anyhow::Result<Launcher> {
 /// Goes on with a cluster whose machines are saved.
 ///
 /// # Errors
-/// There is none, its launcher lives, or its machines are not saved.
+/// No such cluster exists, its launcher lives, or its machines are not saved.
 pub fn resume(name: &str) -> anyhow::Result<Launcher> {
     let folder = Folder::of(name)?;
     let lock = folder.lock()?;
@@ -102,7 +102,7 @@ pub fn resume(name: &str) -> anyhow::Result<Launcher> {
 /// Removes what is left of a cluster that has ended.
 ///
 /// # Errors
-/// There is none, its launcher lives, or hosts may be left.
+/// No such cluster exists, its launcher lives, or hosts may be left.
 pub fn forget(name: &str) -> anyhow::Result<()> {
     let folder = Folder::of(name)?;
     let _lock = folder.lock()?;
