@@ -38,8 +38,8 @@ build_mpi() {
 	build_initrds
 	packages=$(package_versions "${MPI_PACKAGES[@]}" "${MPI_HEADERS[@]}")
 	made_from=$(key "$(cat "$out/.made/initrds")" "$here/mpi.sh" "$here/mpi" "$here/mkcpio" \
-		"$here/lib.sh" "$here/../tests/programs/mpi/ep.c" "$packages")
-	if fresh mpi "$made_from" mpi/root.ext4 mpi/root.cpio mpi/ep "${MPI_HOST[@]/#*:/mpi/host/}"; then
+		"$here/lib.sh" "$here/../tests/programs/mpi" "$packages")
+	if fresh mpi "$made_from" mpi/root.ext4 mpi/root.cpio mpi/ep mpi/talk "${MPI_HOST[@]/#*:/mpi/host/}"; then
 		say "the image for MPI is up to date"
 		return
 	fi
@@ -52,7 +52,7 @@ build_mpi() {
 	python3 "$here/mkcpio" "$work/tree" | put mpi/root.cpio
 	rm -rf "$work"
 	made mpi "$made_from"
-	say "made mpi/root.ext4, mpi/root.cpio and mpi/ep in $((SECONDS - started)) s"
+	say "made mpi/root.ext4, mpi/root.cpio, mpi/ep and mpi/talk in $((SECONDS - started)) s"
 }
 
 # package_versions PACKAGE...: for a key. One question to apt for all, which takes as
@@ -202,15 +202,17 @@ put_image() {
 
 # mpi_programs WORK: the test program, compiled as mpicc would, and the host's tools.
 mpi_programs() {
-	local work=$1 entry file
+	local work=$1 name entry file
 	need /usr/include/stdio.h=libc6-dev
 	unpack_all "$work/packages" "${MPI_HEADERS[@]}"
-	gcc -O2 -march=x86-64 -Wall -Wextra -Wno-cast-function-type -s \
-		-I "$work/packages/$LIBRARIES/openmpi/include" \
-		-o "$work/ep" "$here/../tests/programs/mpi/ep.c" \
-		"$work/tree/$LIBRARIES/libmpi.so.40" -Wl,--allow-shlib-undefined -lm
-	put mpi/ep <"$work/ep"
-	chmod 0755 "$out/mpi/ep"
+	for name in ep talk; do
+		gcc -O2 -march=x86-64 -Wall -Wextra -Wno-cast-function-type -s \
+			-I "$work/packages/$LIBRARIES/openmpi/include" \
+			-o "$work/$name" "$here/../tests/programs/mpi/$name.c" \
+			"$work/tree/$LIBRARIES/libmpi.so.40" -Wl,--allow-shlib-undefined -lm
+		put "mpi/$name" <"$work/$name"
+		chmod 0755 "$out/mpi/$name"
+	done
 	for entry in "${MPI_HOST[@]}"; do
 		file=$(unpacked "$work/host" "$entry")
 		put "mpi/host/${entry#*:}" <"$file"
