@@ -13,6 +13,7 @@
 pub mod cluster;
 pub mod elastic;
 pub mod micro;
+pub mod mpi;
 pub mod ping;
 pub mod placement;
 pub mod program;

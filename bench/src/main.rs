@@ -9,6 +9,7 @@ use weft_bench::cluster::drain::drain;
 use weft_bench::cluster::figure_14::figure_14;
 use weft_bench::elastic::{Network, elastic};
 use weft_bench::micro;
+use weft_bench::mpi;
 use weft_bench::ping;
 use weft_bench::placement::placement;
 use weft_bench::program::Place;
@@ -38,7 +39,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 35] = [
+const BENCHMARKS: [&str; 38] = [
     "latency",
     "unstretched",
     "throughput",
@@ -72,6 +73,9 @@ const BENCHMARKS: [&str; 35] = [
     "vm-ping",
     "vm-home",
     "cluster-drain",
+    "mpi-gain",
+    "mpi-network",
+    "mpi-moves",
     "placement",
     "cluster-figure-14",
 ];
@@ -157,6 +161,9 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "vm-nodes-nginx" => nginx(place, &options.images(), repeat),
         "vm-vcpu-move" => return vcpu_move(place, &options.images(), repeat),
         "cluster-drain" => drain(place, &options.images(), repeat),
+        "mpi-gain" => mpi::gain::gain(place, &options.images(), repeat),
+        "mpi-network" => mpi::network::network(place, &options.images(), repeat),
+        "mpi-moves" => mpi::moves::moves(place, &options.images(), repeat),
         "placement" => return placement(place, repeat),
         "cluster-figure-14" => figure_14(place, &options.images(), repeat),
         "vm-follow" => follow(place, &options.images(), repeat),

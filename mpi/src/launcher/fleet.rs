@@ -110,8 +110,8 @@ pub struct Underway {
     pub since: Instant,
     /// Where it moves to.
     pub to: Option<HostId>,
-    /// As it was when a move began.
-    pub before: Option<Machine>,
+    /// As it was when a move began, and what the move should take.
+    pub before: Option<(Machine, Duration)>,
 }
 
 /// A cluster as it is now: what is written down, and what agents and batch system said.

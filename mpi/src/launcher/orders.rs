@@ -487,6 +487,11 @@ impl Launcher {
             machine: network::name(machine.0),
             to: self.fleet.name(to),
         };
+        let expected = |before: weft_malleable::Machine| {
+            let expected = self.forecast.expected(&before);
+            (before, expected)
+        };
+        let before = before.map(expected);
         let underway = Underway {
             order: self.next_number(),
             task,
@@ -563,13 +568,12 @@ impl Launcher {
             Task::Move { to, .. } => {
                 live.at = underway.to;
                 self.record.moves += 1;
-                if let Some(before) = underway.before {
+                let mut sentence = format!("{name} is on {to} after {:.2} s", took.as_secs_f64());
+                if let Some((before, expected)) = underway.before {
+                    sentence += &format!(", {:.2} s were expected", expected.as_secs_f64());
                     self.forecast.learn(&before, took);
                 }
-                self.say(&format!(
-                    "{name} is on {to} after {:.1} s",
-                    took.as_secs_f64()
-                ));
+                self.say(&sentence);
             }
             Task::Save { folder, .. } => {
                 live.at = None;

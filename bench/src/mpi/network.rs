@@ -1,0 +1,125 @@
+//! The network of a cluster's machines: on one host, on two, and while they move (ELViC, tables 3
+//! and 4, figures 2 and 3).
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use weft_tests::boot::Images;
+
+use super::cluster::{Cluster, Said, here, number_after};
+use crate::program::Place;
+use crate::results::{Goal, Table, digits, median};
+
+/// How long round trips, and a stream, are measured.
+const TRIP_S: u32 = 20;
+const STREAM_S: u32 = 10;
+/// Two machines.
+const MACHINES: &str = "--vms 2 --memory 128M --time 60 --margin 5";
+/// What a program may see of a move, in milliseconds.
+const GAP_MS: f64 = 50.0;
+
+/// Round trips of one run.
+struct Trips {
+    median_us: f64,
+    longest_ms: f64,
+    /// Of each 100 ms: when it began, s, and the longest, ms.
+    pieces: Vec<(f64, f64)>,
+}
+
+/// The table `mpi-network`.
+pub fn network(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
+    let about = format!(
+        "Two machines with a rank each, on this host once or twice. A round trip is one byte to and \
+         fro by Open MPI over TCP, for {TRIP_S} s; both ranks wait busily. In the last row the first \
+         machine moves to a third host after some seconds, and then the second one. Both rows \
+         without moves show what this host's other work does to the longest trip."
+    );
+    let head = [
+        "machines",
+        "median trip, µs",
+        "longest trip, ms",
+        "goal",
+        "met",
+        "stream of 4 MiB, MB/s",
+    ];
+    let mut table = Table::new("mpi-network", &about, &head);
+    let mut samples = Vec::new();
+    for (name, hosts) in [("on one host", 1), ("on two hosts", 2)] {
+        let (mut medians, mut longest, mut streams) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..repeat {
+            let options = format!("{MACHINES} --hosts {hosts} --static --");
+            let run = |what: String| {
+                Cluster::start(
+                    place,
+                    images,
+                    &here(hosts),
+                    &format!("{options} talk {what}"),
+                )?
+                .finish()
+            };
+            let trips = trips(&run(format!("trip {TRIP_S}"))?)?;
+            medians.push(trips.median_us);
+            longest.push(trips.longest_ms);
+            samples.push(json!({ "hosts": hosts, "pieces": trips.pieces }));
+            let stream = run(format!("stream {STREAM_S}"))?;
+            streams.push(number_after(&stream.output, "messages, ").context("no stream")?);
+        }
+        let mut row = vec![
+            name.to_owned(),
+            digits(median(&medians)),
+            digits(median(&longest)),
+        ];
+        row.extend(Goal::None.cells(None));
+        row.push(digits(median(&streams)));
+        table.rows.push(row);
+    }
+    let (mut medians, mut longest) = (Vec::new(), Vec::new());
+    for _ in 0..repeat {
+        let (trips, moves) = moved(place, images)?;
+        medians.push(trips.median_us);
+        longest.push(trips.longest_ms);
+        samples.push(json!({ "hosts": 2, "pieces": trips.pieces, "moves": moves }));
+    }
+    let longest = median(&longest);
+    let mut row = vec![
+        "on two hosts, each moves once".to_owned(),
+        digits(median(&medians)),
+        digits(longest),
+    ];
+    row.extend(Goal::AtMost(GAP_MS).cells(longest));
+    row.push("—".to_owned());
+    table.rows.push(row);
+    table.samples = json!(samples);
+    Ok(table)
+}
+
+fn trips(said: &Said) -> Result<Trips> {
+    let last = said.output.lines().find(|line| line.starts_with("trips: "));
+    let last = last.with_context(|| format!("no trips: {}{}", said.output, said.messages))?;
+    let pieces = said.output.lines().filter_map(|line| {
+        let at = number_after(line, "at ")?;
+        let longest = number_after(line, "trips, longest ")?;
+        Some((at, longest / 1e3))
+    });
+    Ok(Trips {
+        median_us: number_after(last, "median ").context("no median")?,
+        longest_ms: number_after(last, "longest ").context("no longest")? / 1e3,
+        pieces: pieces.collect(),
+    })
+}
+
+/// The machines' hosts are released one after the other.
+fn moved(place: &Place, images: &Images) -> Result<(Trips, usize)> {
+    let options = format!("{MACHINES} --hosts 2 -- talk trip {TRIP_S}");
+    let mut cluster = Cluster::start(place, images, &here(6), &options)?;
+    for machine in 0..2 {
+        let status = cluster.until("the program runs", |status| status["phase"] == "running")?;
+        std::thread::sleep(std::time::Duration::from_secs(4));
+        let host = Cluster::host(&status, machine);
+        cluster.ask(&["release", &host])?;
+        cluster.until("the machine has moved", |status| {
+            Cluster::host(status, machine) != host
+        })?;
+    }
+    let said = cluster.finish()?;
+    Ok((trips(&said)?, said.moves().len()))
+}
