@@ -60,7 +60,7 @@ guest-debian: ## Fetches Debian's own kernel and makes a Debian root image
 guest-mpi: ## Makes the guest image for MPI, and programs for it
 	@bash guest/build --out $(IMAGES) mpi scalapack
 
-demo: setup build programs guest ## Sorts and searches on two nodes, boots Linux over both, moves one about
+demo: setup build programs guest guest-mpi ## Sorts and searches on two nodes, boots Linux over both, moves one about
 	WEFT=$(abspath $(RELEASE))/weft BENCH=$(abspath $(RELEASE))/weft-bench \
 		PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
 		PICTURE=$(abspath $(TARGET))/pings.svg PAGE=$(abspath $(TARGET))/cluster-page \

@@ -10,7 +10,8 @@
 #   4. one Linux that writes to its memory and answers pings while it goes to another
 #      host, is split over two, and comes together again (as root; moves.sh);
 #   5. a cluster of three daemons that spreads a machine over two hosts and pulls it together
-#      when there is room (cluster.sh).
+#      when there is room (cluster.sh);
+#   6. an MPI program on machines that follow the hosts of a batch system (mpi.sh).
 #
 # Called by `make demo`. WEFT, BENCH and PROGRAMS say where the binaries are, GUEST
 # where `make guest` left its kernel; WORK, where to write about 700 MB (a temporary
@@ -187,6 +188,10 @@ heading "5. A cluster finds the room"
 mkdir "$work/cluster"
 WORK=$work/cluster WEFT=$WEFT GUEST=$GUEST PAGE=$PAGE \
 	timeout --foreground -k 10 180 bash "$here/cluster.sh"
+
+heading "6. An MPI program follows its hosts"
+mkdir "$work/mpi"
+WORK=$work/mpi WEFT=$WEFT GUEST=$GUEST timeout --foreground -k 20 300 bash "$here/mpi.sh"
 
 say
 say "${dim}Watch one live with --watch; make bench measures all of it; weft doctor looks at this host.$plain"

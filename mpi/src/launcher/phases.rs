@@ -297,10 +297,10 @@ impl Launcher {
             }
             ProgramEvent::Ended(code) => {
                 let seconds = self.epoch.elapsed().as_secs_f64();
-                let (moves, hosts) = (self.record.moves, self.fleet.peers().len());
+                let moves = self.record.moves;
                 self.say(&format!(
-                    "the program ended with {code} after {seconds:.1} s, {moves} moves of machines, \
-                     on {hosts} hosts at last"
+                    "the program ended with {code} after {seconds:.1} s; its machines moved {moves} \
+                     times"
                 ));
                 self.end(code, "");
             }

@@ -33,7 +33,8 @@ impl Launcher {
                     .map(ToString::to_string)
                     .unwrap_or_default(),
                 left: host.until.map(left),
-                leaving_takes: there.map(takes).sum(),
+                // The sum of nothing is -0.
+                leaving_takes: there.map(takes).sum::<f64>() + 0.0,
                 answers: host.writer.is_some(),
                 leaves: host.leaves || host.closing.is_some() || host.ended.is_some(),
                 memory: offer.map_or(0, |offer| offer.memory),
