@@ -125,6 +125,13 @@ pub struct Launcher {
 impl Launcher {
     /// Serves until the cluster has ended, or is saved: the exit code.
     pub fn serve(mut self) -> anyhow::Result<u8> {
+        let code = self.look_after();
+        // It is of this launcher alone: the lock is held still.
+        let _ = std::fs::remove_file(self.folder.requests());
+        code
+    }
+
+    fn look_after(&mut self) -> anyhow::Result<u8> {
         let mut next = Instant::now();
         loop {
             let now = Instant::now();
