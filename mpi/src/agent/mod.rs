@@ -18,6 +18,7 @@ mod services;
 mod signals;
 mod task;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -34,8 +35,8 @@ use services::Services;
 /// The reservation's end is this much later than what runs here: the batch system's clock is
 /// another one.
 const EARLIER: Duration = Duration::from_millis(500);
-/// Results that wait for a launcher.
-const UNSENT_MAX: usize = 1024;
+/// Results that are kept, for a launcher that asks again.
+const RESULTS_MAX: usize = 1024;
 
 /// What happens.
 enum Event {
@@ -82,7 +83,7 @@ pub fn run(token: &Path) -> anyhow::Result<()> {
         writer: None,
         tasks: Vec::new(),
         machines: Vec::new(),
-        unsent: Vec::new(),
+        results: VecDeque::new(),
         end,
         leaves: None,
     };
@@ -103,8 +104,8 @@ struct Agent {
     /// Under way.
     tasks: Vec<(u64, Task)>,
     machines: Vec<Seen>,
-    /// Results that no launcher has heard.
-    unsent: Vec<FromAgent>,
+    /// Of orders, by their numbers. A launcher that has not heard one gives its order again.
+    results: VecDeque<(u64, Result<(), String>)>,
     end: Instant,
     /// Why the batch system wants the host back, if it does.
     leaves: Option<String>,
@@ -142,9 +143,6 @@ impl Agent {
                 say("the launcher answers");
                 (self.link, self.writer) = (link, Some(*writer));
                 self.tell(FromAgent::Machines(self.seen()));
-                for message in std::mem::take(&mut self.unsent) {
-                    self.tell(message);
-                }
                 if let Some(why) = self.leaves.clone() {
                     self.tell(FromAgent::Leaves(why));
                 }
@@ -161,6 +159,10 @@ impl Agent {
                     say(&format!("order {id}: {why}"));
                 }
                 self.tasks.retain(|(other, _)| *other != id);
+                if self.results.len() == RESULTS_MAX {
+                    self.results.pop_front();
+                }
+                self.results.push_back((id, result.clone()));
                 self.tell(FromAgent::Done { id, result });
             }
             Event::Machines(machines) => self.machines = machines,
@@ -195,7 +197,10 @@ impl Agent {
             }
             ToAgent::Order { id, task } => {
                 // A launcher that did not hear the answer says it again.
-                if self.tasks.iter().all(|(other, _)| *other != id) {
+                let known = self.results.iter().find(|(other, _)| *other == id);
+                if let Some((_, result)) = known.cloned() {
+                    self.tell(FromAgent::Done { id, result });
+                } else if self.tasks.iter().all(|(other, _)| *other != id) {
                     self.tasks.push((id, task.clone()));
                     task::start(id, task, self.sender.clone());
                 }
@@ -229,9 +234,6 @@ impl Agent {
         }
         // Its thread sees that, too, and dials again.
         self.writer = None;
-        if matches!(message, FromAgent::Done { .. }) && self.unsent.len() < UNSENT_MAX {
-            self.unsent.push(message);
-        }
     }
 
     /// Ends machines and services, and tidies up.

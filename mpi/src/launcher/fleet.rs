@@ -114,6 +114,24 @@ pub struct Underway {
     pub before: Option<(Machine, Duration)>,
 }
 
+impl Underway {
+    /// For the agent.
+    pub fn message(&self) -> ToAgent {
+        ToAgent::Order {
+            id: self.order,
+            task: self.task.clone(),
+        }
+    }
+
+    /// The host whose agent has the order. `at`: where the machine is.
+    pub fn agent(&self, at: Option<HostId>) -> Option<HostId> {
+        match self.task {
+            Task::Start(_) | Task::Restore { .. } => self.to,
+            Task::Move { .. } | Task::Save { .. } => at,
+        }
+    }
+}
+
 /// A cluster as it is now: what is written down, and what agents and batch system said.
 #[derive(Default)]
 pub struct Fleet {

@@ -218,6 +218,11 @@ impl Launcher {
         let machine = |live: &fleet::LiveMachine| record::MachineRecord {
             host: live.at.map(|at| at.0),
             saved: live.saved.clone(),
+            order: live.task.as_ref().map(|underway| record::OrderRecord {
+                number: underway.order,
+                task: underway.task.clone(),
+                to: underway.to.map(|to| to.0),
+            }),
         };
         self.record.machines = self.fleet.machines.values().map(machine).collect();
     }

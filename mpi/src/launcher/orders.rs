@@ -224,6 +224,7 @@ impl Launcher {
                 }
                 // It is told about all others in the next turn.
                 self.peers.clear();
+                self.repeat_orders(id);
             }
             AgentEvent::Heard { link, message } if link == host.link => self.heard(id, message),
             AgentEvent::Heard { .. } => {}
@@ -376,6 +377,11 @@ impl Launcher {
         };
         if host.closing.is_none() {
             host.closing = Some(Instant::now());
+            // What was on it is elsewhere, and another launcher must know that.
+            self.write();
+            let Some(host) = self.fleet.hosts.get_mut(&id) else {
+                return;
+            };
             host.tell(&ToAgent::End);
             if host.name.is_some() && !self.is_in(Phase::Ending) {
                 let name = self.fleet.name(id);
@@ -439,6 +445,12 @@ impl Launcher {
 
     fn forget(&mut self, id: HostId) {
         self.fleet.hosts.remove(&id);
+        for live in self.fleet.machines.values_mut() {
+            let task = live.task.as_ref();
+            if task.is_some_and(|underway| underway.agent(live.at) == Some(id)) {
+                live.task = None;
+            }
+        }
         self.guests.forget(id.0);
         // It may have been read by its agent or not: it is of no use any more.
         let _ = std::fs::remove_file(self.folder.file(&format!("token-{}", id.0)));
@@ -458,19 +470,34 @@ impl Launcher {
         if live.task.is_some() || live.rests_until.is_some_and(|until| now < until) {
             return false;
         }
-        let message = ToAgent::Order {
-            id: underway.order,
-            task: underway.task.clone(),
-        };
-        let told = self
-            .fleet
-            .hosts
-            .get_mut(&host)
-            .is_some_and(|host| host.tell(&message));
-        if told {
-            live.task = Some(underway);
+        let answers = |host: &LiveHost| host.writer.is_some();
+        if !self.fleet.hosts.get(&host).is_some_and(answers) {
+            return false;
         }
-        told
+        let message = underway.message();
+        live.task = Some(underway);
+        // Another launcher must not give a number twice, nor miss what becomes of this order.
+        self.write();
+        let host = self.fleet.hosts.get_mut(&host);
+        // If the link has just broken, it is said again over the next one.
+        host.is_some_and(|host| host.tell(&message))
+    }
+
+    /// Orders whose results were not heard are given again: over a new link, or by a new launcher.
+    /// An agent that has carried one out says so again.
+    fn repeat_orders(&mut self, id: HostId) {
+        let machines = self.fleet.machines.values();
+        let messages: Vec<ToAgent> = machines
+            .filter_map(|live| {
+                let underway = live.task.as_ref()?;
+                (underway.agent(live.at) == Some(id)).then(|| underway.message())
+            })
+            .collect();
+        if let Some(host) = self.fleet.hosts.get_mut(&id) {
+            for message in messages {
+                host.tell(&message);
+            }
+        }
     }
 
     fn order_move(

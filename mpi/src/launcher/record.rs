@@ -12,6 +12,7 @@ use weft_wire::keys::PublicKey;
 
 use super::folder::Folder;
 use super::options::Options;
+use crate::control::Task;
 
 /// Of the format.
 const VERSION: u32 = 1;
@@ -66,6 +67,18 @@ pub struct MachineRecord {
     pub host: Option<u32>,
     /// Where it was saved; then it is on no host.
     pub saved: Option<PathBuf>,
+    /// What an agent does with it, as far as is known.
+    pub order: Option<OrderRecord>,
+}
+
+/// An order whose result has not been heard: it is given again to the same agent, which knows it
+/// by its number.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OrderRecord {
+    pub number: u64,
+    pub task: Task,
+    /// The reservation to which the machine comes.
+    pub to: Option<u32>,
 }
 
 impl Record {
@@ -74,6 +87,7 @@ impl Record {
         let machine = MachineRecord {
             host: None,
             saved: None,
+            order: None,
         };
         Record {
             version: VERSION,

@@ -19,7 +19,7 @@ use weft_malleable::{Forecast, HostId, MachineId, Rules};
 use weft_wire::keys;
 
 use super::door::{self, Guests};
-use super::fleet::{Fleet, LiveHost, LiveMachine};
+use super::fleet::{Fleet, LiveHost, LiveMachine, Underway};
 use super::folder::Folder;
 use super::options::{Options, SiteOptions};
 use super::program::{Shell, gateway_options};
@@ -255,6 +255,13 @@ fn fleet(record: &Record, guests: &Guests) -> Fleet {
     let machine = |machine: &super::record::MachineRecord| LiveMachine {
         at: machine.host.map(HostId),
         saved: machine.saved.clone(),
+        task: machine.order.as_ref().map(|order| Underway {
+            order: order.number,
+            task: order.task.clone(),
+            since: Instant::now(),
+            to: order.to.map(HostId),
+            before: None,
+        }),
         ..LiveMachine::default()
     };
     let machines = record.machines.iter().map(machine);
