@@ -37,6 +37,8 @@ impl Launcher {
             Phase::Running => self.run(),
             Phase::Saved => self.end(EXIT_SAVED, ""),
             Phase::Ending => {
+                // Unless this is the launcher that has begun it.
+                self.end(EXIT_LOST, "");
                 let hosts: Vec<HostId> = self.fleet.hosts.keys().copied().collect();
                 for host in hosts {
                     self.close(host);
@@ -325,6 +327,8 @@ impl Launcher {
         if !why.is_empty() {
             self.say(why);
         }
+        // An earlier launcher's reason was before this one.
+        let code = self.record.code.unwrap_or(code);
         let is_saved = self.is_in(Phase::Saved);
         self.ending = Some(Ending {
             code,
@@ -332,6 +336,7 @@ impl Launcher {
             keeps: is_saved || matches!(code, EXIT_LOST | EXIT_NOT_STARTED),
         });
         if !is_saved {
+            self.record.code = Some(code);
             self.record.phase = Phase::Ending;
         }
     }

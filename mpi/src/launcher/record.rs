@@ -26,6 +26,8 @@ pub struct Record {
     /// Where agents reach the launcher: another one listens there, too.
     pub port: u16,
     pub phase: Phase,
+    /// The exit code, once everything is given back.
+    pub code: Option<u8>,
     /// The number of the next reservation, and of the next order.
     pub next: u64,
     pub reservations: Vec<Reservation>,
@@ -94,6 +96,7 @@ impl Record {
             wanted: options.hosts,
             port,
             phase: Phase::Gathering,
+            code: None,
             next: 1,
             reservations: Vec::new(),
             machines: vec![machine; options.machines as usize],
