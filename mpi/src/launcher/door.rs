@@ -17,7 +17,7 @@ use weft_wire::keys::{PublicKey, StaticKeys};
 use weft_wire::socket;
 
 use super::Event;
-use crate::control::{FromAgent, Greeting, Offer, SILENCE_MAX, STEP_MAX};
+use crate::control::{FromAgent, Greeting, Offer, SILENCE_MAX, STEP_MAX, ToAgent};
 
 /// Connections at one time, those of strangers included.
 const CONNECTIONS_MAX: usize = 256;
@@ -128,6 +128,9 @@ impl Door {
         let theirs = hello::exchange(&mut channel, &ours, STEP_MAX)?;
         let Greeting { secret, offer } = channel.receive(STEP_MAX)?;
         let Some(reservation) = self.guests.admit(&secret, key) else {
+            // An agent whose job nobody knows any more: it would hold its host until its end. It
+            // believes this, since it has dialled this launcher's key.
+            channel.send(&ToAgent::End)?;
             bail!("it has no secret of this cluster");
         };
         if let Err(mismatch) = hello::check_build(&ours, &theirs) {

@@ -36,6 +36,9 @@ pub struct LiveHost {
     pub seen: Vec<Seen>,
     /// Since when no agent answers.
     pub silent_since: Option<Instant>,
+    /// The launcher that asked for it ended before it knew the job: if there is one, its agent
+    /// ends it.
+    pub is_stray: bool,
 }
 
 impl LiveHost {
@@ -56,6 +59,7 @@ impl LiveHost {
             offer: None,
             seen: Vec::new(),
             silent_since: None,
+            is_stray: false,
         }
     }
 

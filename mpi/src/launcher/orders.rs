@@ -27,6 +27,9 @@ const LOOKS: Duration = Duration::from_secs(5);
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A job that was given back may not have ended: the batch system may not have answered.
 const GIVE_BACK_AGAIN: Duration = Duration::from_secs(10);
+/// How long the agent of a reservation is awaited whose launcher ended before it knew the job. The
+/// door sends one away that comes later.
+const STRAY_MAX: Duration = Duration::from_secs(5);
 /// A warning of the batch system comes this much before the end, if it can do that.
 const WARNING: Duration = Duration::from_secs(60);
 /// A job that has ended is a host that is lost, if no agent answers this long.
@@ -126,6 +129,8 @@ impl Launcher {
         };
         self.guests.expect(host.secret.clone(), number, None);
         self.fleet.hosts.insert(HostId(number), host);
+        // Another launcher must know that there may be a job.
+        self.write();
         self.site.send(Ask::Host {
             reservation: number,
             wanted,
@@ -135,11 +140,10 @@ impl Launcher {
 
     pub(super) fn asked(&mut self, id: HostId, result: Result<JobId, String>) {
         match result {
-            Ok(job) => {
-                if let Some(host) = self.fleet.hosts.get_mut(&id) {
-                    host.job = Some(job);
-                }
-            }
+            Ok(job) => match self.fleet.hosts.get_mut(&id) {
+                Some(host) => host.job = Some(job),
+                None => drop(self.site.send(Ask::GiveBack(job))),
+            },
             Err(why) => {
                 self.forget(id);
                 self.asks_at = Instant::now() + ASK_AGAIN;
@@ -218,6 +222,11 @@ impl Launcher {
                 host.writer = Some(*writer);
                 host.offer = Some(offer);
                 host.silent_since = None;
+                if host.closing.is_some() {
+                    // It has not heard it, or another launcher asked for it.
+                    host.tell(&ToAgent::End);
+                    return;
+                }
                 tell_end(host);
                 if !is_new {
                     self.say(&format!("{} answers again", self.fleet.name(id)));
@@ -405,6 +414,9 @@ impl Launcher {
             {
                 host.given_back = Some(now);
                 let _ = self.site.send(Ask::GiveBack(job.clone()));
+            }
+            if host.is_stray && host.closing.is_some_and(|since| now - since > STRAY_MAX) {
+                gone.push(*id);
             }
             if let Some((_, since)) = host.ended
                 && silent

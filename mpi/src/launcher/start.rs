@@ -190,7 +190,7 @@ fn open(
     let gateway = weft_gateway::Gateway::start(gateway_options(folder))?;
     let shell = Shell::new(&options.image, folder, options.machines)?;
     let guests = Arc::new(Guests::default());
-    let fleet = fleet(&record, &guests);
+    let fleet = fleet(&record, folder, &guests);
     door::open(listener, keys, guests.clone(), sender.clone())?;
     let site = site::start(site::system(&options.site, folder)?, sender.clone())?;
     let jobs = fleet.hosts.values().filter_map(|host| host.job.clone());
@@ -236,9 +236,14 @@ fn open(
 }
 
 /// As the record has it; agents will say the rest.
-fn fleet(record: &Record, guests: &Guests) -> Fleet {
+fn fleet(record: &Record, folder: &Folder, guests: &Guests) -> Fleet {
     let mut hosts = BTreeMap::new();
     for reservation in &record.reservations {
+        let is_stray = reservation.job.is_none();
+        if is_stray {
+            // An agent that has not read it yet ends without it, and its job with it.
+            let _ = std::fs::remove_file(folder.file(&format!("token-{}", reservation.number)));
+        }
         guests.expect(
             reservation.secret.clone(),
             reservation.number,
@@ -248,6 +253,8 @@ fn fleet(record: &Record, guests: &Guests) -> Fleet {
             job: reservation.job.clone(),
             key: reservation.key,
             leaves: reservation.leaves,
+            closing: is_stray.then(Instant::now),
+            is_stray,
             ..LiveHost::new(reservation.secret.clone())
         };
         hosts.insert(HostId(reservation.number), host);
