@@ -53,6 +53,16 @@ pub struct Manners {
     pub grace: Duration,
 }
 
+impl BatchError {
+    /// Whether the same request would be answered so again, unless something changes at the site.
+    pub fn is_lasting(&self) -> bool {
+        matches!(
+            self,
+            BatchError::Missing { .. } | BatchError::Refused { .. }
+        )
+    }
+}
+
 /// Why a batch system did not do something. Each text is a sentence without its full stop.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {

@@ -123,6 +123,13 @@ impl Folder {
         self.state.join(name)
     }
 
+    /// Whether there was a job.
+    pub fn has_logs(&self) -> bool {
+        let entries = fs::read_dir(&self.state).into_iter().flatten().flatten();
+        let mut names = entries.map(|entry| entry.file_name());
+        names.any(|name| name.to_string_lossy().ends_with(".log") && name != "switch.log")
+    }
+
     fn socket(&self, kind: &str) -> PathBuf {
         self.run.join(format!("{}.{kind}", self.name))
     }

@@ -45,7 +45,7 @@ use folder::Folder;
 use phases::Ending;
 use program::{ProgramEvent, Shell};
 use record::{Phase, Record};
-use site::Ask;
+use site::{Ask, Refusal};
 
 pub use folder::names;
 pub use options::{HOSTS_MAX, ListedHost, MACHINES_MAX, Options, SiteOptions};
@@ -72,7 +72,7 @@ enum Event {
     /// The batch system has taken a job, or not.
     Asked {
         reservation: u32,
-        result: Result<JobId, String>,
+        result: Result<JobId, Refusal>,
     },
     Jobs(Result<BTreeMap<JobId, Job>, String>),
     Request {

@@ -9,8 +9,9 @@ use weft_malleable::{HostId, MachineId, Order, decide};
 use super::door::AgentEvent;
 use super::fleet::{LiveHost, Underway};
 use super::options::SiteOptions;
+use super::phases::EXIT_NOT_STARTED;
 use super::record::Phase;
-use super::site::Ask;
+use super::site::{Ask, Refusal};
 use super::{Launcher, PEERS_SETTLE, network};
 use crate::control::{FromAgent, PeerHost, Task, ToAgent};
 use crate::token::{self, Token};
@@ -138,16 +139,21 @@ impl Launcher {
         Ok(())
     }
 
-    pub(super) fn asked(&mut self, id: HostId, result: Result<JobId, String>) {
+    pub(super) fn asked(&mut self, id: HostId, result: Result<JobId, Refusal>) {
         match result {
             Ok(job) => match self.fleet.hosts.get_mut(&id) {
                 Some(host) => host.job = Some(job),
                 None => drop(self.site.send(Ask::GiveBack(job))),
             },
-            Err(why) => {
+            Err(Refusal { why, is_lasting }) => {
                 self.forget(id);
                 self.asks_at = Instant::now() + ASK_AGAIN;
-                self.say_once(&format!("no host can be had now: {why}"));
+                let has_none = self.fleet.hosts.is_empty() && self.is_in(Phase::Gathering);
+                match is_lasting && has_none {
+                    // A user who waits should know at once that nothing will come.
+                    true => self.end(EXIT_NOT_STARTED, &format!("no host can be had: {why}")),
+                    false => self.say_once(&format!("no host can be had now: {why}")),
+                }
             }
         }
     }
@@ -625,10 +631,7 @@ impl Launcher {
     fn failed(&mut self, machine: MachineId, underway: &Underway, why: &str) {
         let name = network::name(machine.0);
         match &underway.task {
-            Task::Start(_) => self.end(
-                super::phases::EXIT_NOT_STARTED,
-                &format!("{name} did not start: {why}"),
-            ),
+            Task::Start(_) => self.end(EXIT_NOT_STARTED, &format!("{name} did not start: {why}")),
             Task::Restore { .. } => self.say(&format!("{name} did not go on: {why}")),
             Task::Move { to, .. } => self.say(&format!("{name} did not move to {to}: {why}")),
             Task::Save { .. } => self.say(&format!("{name} was not saved: {why}")),

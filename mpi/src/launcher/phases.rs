@@ -374,7 +374,9 @@ impl Launcher {
             }
             return None;
         }
-        if !keeps {
+        // Without a job nothing was written that a user could look at.
+        let has_logs = || self.folder.has_logs();
+        if !keeps || (!self.is_in(Phase::Saved) && !has_logs()) {
             if let Err(error) = self.folder.remove() {
                 self.say(&format!("{error:#}"));
             }

@@ -27,6 +27,13 @@ pub enum Ask {
     GiveBack(JobId),
 }
 
+/// Why there is no host.
+pub struct Refusal {
+    pub why: String,
+    /// Whether the same request would be refused again.
+    pub is_lasting: bool,
+}
+
 /// What the batch system is, before its thread has it.
 pub fn system(site: &SiteOptions, folder: &Folder) -> anyhow::Result<Box<dyn BatchSystem>> {
     Ok(match site {
@@ -78,7 +85,10 @@ impl Site {
                 reservation,
                 wanted,
             }) => {
-                let result = self.system.ask(&wanted).map_err(|error| error.to_string());
+                let result = self.system.ask(&wanted).map_err(|error| Refusal {
+                    is_lasting: error.is_lasting(),
+                    why: error.to_string(),
+                });
                 if let Ok(job) = &result {
                     self.jobs.push(job.clone());
                 }
