@@ -13,6 +13,7 @@
 //!   comparison: nodes that die, errors before the start, an ordinary user;
 //!   [`tamper`] alters what hosts send to each other.
 //! - [`members`] tries the command `weft cluster` with a real etcd.
+//! - [`mpi`] runs MPI programs on machines that move between hosts, under `weft mpi`.
 //! - [`vm`] tries the command `weft vm` with guests of a few instructions.
 //! - [`machines`] boots Linux under `weft vm run`, [`devices`] tries its devices.
 //! - [`aggregate`] boots one Linux over several nodes of this host.
@@ -38,6 +39,7 @@ pub mod loss;
 pub mod machines;
 pub mod matrix;
 pub mod members;
+pub mod mpi;
 pub mod namespace;
 pub mod owner;
 pub mod processes;

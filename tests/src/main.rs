@@ -12,7 +12,7 @@ use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
 use weft_tests::suite::{Plan, run_corpus};
 use weft_tests::{
-    aggregate, corpus, ends, lend, loss, machines, members, owner, setup, tamper, user, vm,
+    aggregate, corpus, ends, lend, loss, machines, members, mpi, owner, setup, tamper, user, vm,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -35,6 +35,8 @@ enum Suite {
     Machines,
     /// One Linux over several nodes of this host.
     Aggregate,
+    /// `weft mpi`: MPI programs on machines that move between hosts.
+    Mpi,
 }
 
 /// Runs commands natively and under weft, and compares.
@@ -92,6 +94,12 @@ struct Options {
     /// Seconds of random events in a cluster, with --long.
     #[arg(long, default_value_t = 3600)]
     cluster_seconds: u64,
+    /// Seconds of each round of hosts that come and go under an MPI program, with --long.
+    #[arg(long, default_value_t = 1800)]
+    mpi_seconds: u64,
+    /// Rounds of these.
+    #[arg(long, default_value_t = 1)]
+    mpi_rounds: usize,
     /// Seed of the random moments; the clock when absent.
     #[arg(long)]
     seed: Option<u64>,
@@ -164,6 +172,17 @@ impl Options {
             boots: self.node_boots.unwrap_or(self.boots),
             moments: self.moments,
             long: self.long,
+            names: self.names.clone(),
+        }
+    }
+
+    fn mpi(&self) -> mpi::Plan {
+        mpi::Plan {
+            images: self.machines().images,
+            long: self.long,
+            rounds: self.mpi_rounds,
+            seconds: self.mpi_seconds,
+            moments: self.moments,
             names: self.names.clone(),
         }
     }
@@ -260,6 +279,9 @@ fn run(options: &Options) -> Result<bool> {
     }
     if options.wants(Suite::Aggregate) {
         aggregate::run_aggregate(&context, &options.aggregate(), &report);
+    }
+    if options.wants(Suite::Mpi) {
+        mpi::run_mpi(&context, &options.mpi(), &report);
     }
     println!("\n{:.0} s in all", started.elapsed().as_secs_f64());
     let passed = report.finish();

@@ -1,0 +1,120 @@
+//! No host is left in time: machines are saved, or cannot be.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+
+use super::processes::Observer;
+use super::user::{Launcher, User};
+use super::{BOOT_BOUND, Bench, END_BOUND, Lacks, PROGRAM_BOUND, ep};
+
+/// On two processors some 15 s; the list's only host is there for 24 s, and is left 10 s before.
+const LOG_PAIRS: &str = "29";
+
+fn start(user: &User, seconds: u32, saves: &str) -> Result<Launcher> {
+    let list = user.folder.join("list");
+    fs::write(&list, format!("one max={seconds}\n"))?;
+    let (program, list) = (user.ep(), list.to_string_lossy());
+    user.run(
+        "c",
+        &[
+            "--vms",
+            "2",
+            "--list",
+            &list,
+            "--save-to",
+            saves,
+            "--margin",
+            "5",
+            "--time",
+            "5",
+            "--address",
+            "127.0.0.1",
+            "--",
+            &program,
+            LOG_PAIRS,
+        ],
+    )
+}
+
+/// Saved as often as it takes, and the result is right.
+pub fn resume(bench: &Bench<'_>) -> Result<String> {
+    let user = bench.user()?;
+    let observer = Observer::start(&user.tag, &user.state());
+    let saves = user.folder.join("saves");
+    let mut launcher = start(&user, 24, &saves.to_string_lossy())?;
+    let mut output = String::new();
+    let mut times = 0;
+    loop {
+        let code = launcher.ends_within(PROGRAM_BOUND)?;
+        output += &launcher.output();
+        if code == 0 {
+            break;
+        }
+        ensure!(code == 121, "{code}: {}", launcher.errors());
+        launcher.says("weft mpi resume c")?;
+        user.nothing_left(true)?;
+        user.refused(&["attach", "c"], 1, "are saved: `weft mpi resume c`")?;
+        times += 1;
+        ensure!(times < 15, "it is saved again and again");
+        launcher = user.launch("c", &["resume", "c"])?;
+    }
+    ensure!(times > 0, "it was never saved");
+    ep::judge(&output, 29, 2)?;
+    let overruns = observer.seen().overruns;
+    ensure!(overruns.is_empty(), "{}", overruns.join("\n"));
+    user.nothing_left(false)?;
+    Ok(format!("saved {times} times"))
+}
+
+/// A file system that is mounted for a check.
+struct Mounted(std::path::PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Machines that cannot be saved go on for as long as their host is there, and then are lost.
+pub fn full(bench: &Bench<'_>) -> Result<String> {
+    bench.needs_root()?;
+    let user = bench.user()?;
+    let saves = user.folder.join("saves");
+    fs::create_dir(&saves)?;
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=4m", "none"])
+        .arg(&saves)
+        .status()?;
+    if !mounted.success() {
+        bail!(Lacks("a tmpfs that it may mount".into()));
+    }
+    let _mounted = Mounted(saves.clone());
+    let observer = Observer::start(&user.tag, &user.state());
+    let mut launcher = start(&user, 24, &saves.to_string_lossy())?;
+    user.until(&mut launcher, "a save that failed", BOOT_BOUND, |status| {
+        status.log().contains("was not saved: ")
+    })?;
+    launcher.must_end(122, END_BOUND + Duration::from_secs(10))?;
+    launcher.says("No space left on device")?;
+    launcher.says(" is lost: ")?;
+    let seen = observer.seen();
+    ensure!(seen.overruns.is_empty(), "{}", seen.overruns.join("\n"));
+    let left = seen.jobs.values().filter_map(|job| job.machines_until);
+    let left = left.fold(f64::MAX, f64::min);
+    ensure!(
+        left < 4.0,
+        "machines were gone {left:.1} s before their host's end"
+    );
+    user.nothing_left(true)?;
+    user.must(&["forget", "c"])?;
+    // What could not be written whole is not kept.
+    let rest: Vec<_> = fs::read_dir(&saves)?
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    ensure!(rest.is_empty(), "{rest:?}");
+    Ok(format!("machines went on until {left:.1} s before the end"))
+}
