@@ -120,6 +120,8 @@ pub struct Launcher {
     follows: bool,
     interrupts: u32,
     ending: Option<Ending>,
+    /// Its exit code, not zero, and when it ended.
+    program_failed: Option<(u8, Instant)>,
 }
 
 impl Launcher {

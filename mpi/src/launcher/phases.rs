@@ -17,6 +17,10 @@ pub const EXIT_NOT_STARTED: u8 = 125;
 const EXIT_INTERRUPTED: u8 = 130;
 /// A boot that takes longer is a slow one.
 const BOOT_USUAL: Duration = Duration::from_secs(30);
+/// After a program has failed: by then a link that broke shows, and a machine that ended.
+const DOUBT_LEAST: Duration = Duration::from_secs(3);
+/// By then the batch system has said that the job of a silent host has ended.
+const DOUBT_MAX: Duration = Duration::from_secs(30);
 /// How long the end may take, until the batch system has all hosts back.
 const END_MAX: Duration = Duration::from_secs(90);
 
@@ -226,6 +230,7 @@ impl Launcher {
             self.say(&format!("{hosts} hosts are wanted from now on"));
         }
         self.decide();
+        self.judge_failure();
         let saved = |live: &super::fleet::LiveMachine| live.saved.is_some();
         let saves = self
             .fleet
@@ -304,9 +309,29 @@ impl Launcher {
                     "the program ended with {code} after {seconds:.1} s; its machines moved {moves} \
                      times"
                 ));
-                self.end(code, "");
+                match code {
+                    0 => self.end(0, ""),
+                    _ => self.program_failed = Some((code, Instant::now())),
+                }
             }
             ProgramEvent::Failed(why) => self.end(EXIT_NOT_STARTED, &why),
+        }
+    }
+
+    /// A program fails if one of its machines is lost, and may see that before its launcher does.
+    fn judge_failure(&mut self) {
+        let Some((code, at)) = self.program_failed else {
+            return;
+        };
+        let is_silent = |id: HostId| {
+            let host = self.fleet.hosts.get(&id);
+            host.is_some_and(|host| host.writer.is_none())
+        };
+        let mut machines = self.fleet.machines.values();
+        let in_doubt = machines.any(|live| live.at.is_some_and(is_silent));
+        let elapsed = at.elapsed();
+        if elapsed > DOUBT_MAX || (!in_doubt && elapsed > DOUBT_LEAST) {
+            self.end(code, "");
         }
     }
 

@@ -231,6 +231,7 @@ fn open(
         follows: false,
         interrupts: 0,
         ending: None,
+        program_failed: None,
         record,
     })
 }
