@@ -4,11 +4,17 @@
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use weft_node::rundir;
 
+/// How long to wait for another launcher's end.
+const LOCK_MAX: Duration = Duration::from_secs(1);
+const LOCK_AGAIN: Duration = Duration::from_millis(50);
 /// Longest name of a cluster.
 const NAME_MAX: usize = 32;
 
@@ -102,14 +108,28 @@ impl Folder {
                 self.state.display()
             )
         })?;
-        Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-            nix::errno::Errno::EWOULDBLOCK => anyhow::anyhow!(
-                "a launcher has the cluster {} already: `weft mpi status {}`",
-                self.name,
-                self.name
-            ),
-            errno => anyhow::anyhow!("cannot lock {}: {errno}", self.state.display()),
-        })
+        let begun = Instant::now();
+        let mut file = file;
+        loop {
+            let errno = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(lock),
+                Err((unlocked, errno)) => {
+                    file = unlocked;
+                    errno
+                }
+            };
+            if errno != Errno::EWOULDBLOCK {
+                bail!("cannot lock {}: {errno}", self.state.display());
+            }
+            // One that was just killed may not have gone yet.
+            if begun.elapsed() > LOCK_MAX {
+                bail!(
+                    "a launcher has the cluster {name} already: `weft mpi status {name}`",
+                    name = self.name
+                );
+            }
+            thread::sleep(LOCK_AGAIN);
+        }
     }
 
     /// Removes the state folder.
