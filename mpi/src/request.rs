@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// Longest line in bytes.
 pub const LINE_MAX: u64 = 1 << 20;
+/// Bytes of each of the program's streams in an answer: as JSON a byte has six at most.
+pub const OUTPUT_MAX: u64 = 64 << 10;
 /// How long a launcher may take for an answer: a file goes to all machines meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 
@@ -16,6 +18,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(120);
 #[serde(rename_all = "snake_case")]
 pub enum Request {
     Status,
+    /// The end of what the program has written: at most this many bytes of each stream, and never
+    /// more than [`OUTPUT_MAX`].
+    Output(u64),
     /// How many hosts are wanted. Fewer than there are: as reservations run out.
     Hosts(usize),
     /// One host goes back now.
@@ -37,6 +42,7 @@ pub enum Answer {
     Done(String),
     Refused(String),
     Status(Box<Status>),
+    Output(Output),
 }
 
 /// A cluster at one moment.
@@ -52,6 +58,9 @@ pub struct Status {
     pub wanted: usize,
     /// Jobs of the batch system whose hosts have not come.
     pub asked: usize,
+    /// Those of these jobs that the batch system lets wait.
+    #[serde(default)]
+    pub waiting: Vec<WaitingJob>,
     pub hosts: Vec<HostStatus>,
     pub machines: Vec<MachineStatus>,
     /// Since the cluster's start.
@@ -60,6 +69,15 @@ pub struct Status {
     pub log: Vec<String>,
     /// What is wrong with the batch system, if it is.
     pub trouble: Option<String>,
+    /// The launcher's exit code, once the cluster ends.
+    pub exit_code: Option<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingJob {
+    pub job: String,
+    /// As the batch system says.
+    pub why: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,6 +88,8 @@ pub struct HostStatus {
     pub left: Option<f64>,
     /// Seconds that its machines take to leave, as far as is known.
     pub leaving_takes: f64,
+    /// Seconds until they must begin to leave. Hosts that end soon after each other begin sooner.
+    pub begins: Option<f64>,
     /// Whether its agent answers.
     pub answers: bool,
     pub leaves: bool,
@@ -86,11 +106,38 @@ pub struct MachineStatus {
     pub host: Option<String>,
     /// The name of the host that it moves to.
     pub moves_to: Option<String>,
+    /// What an agent does with it.
+    pub task: Option<TaskStatus>,
     /// Whether its ssh server has answered.
     pub ready: bool,
     /// Bytes.
     pub resident: u64,
     pub memory: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskStatus {
+    /// `starts`, `moves`, `is saved`, `is restored`.
+    pub does: String,
+    /// Seconds since it began.
+    pub seconds: f64,
+    /// Seconds that it should take as the last moves went; only of moves.
+    pub expected: Option<f64>,
+}
+
+/// What the program has written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Output {
+    pub stdout: Stream,
+    pub stderr: Stream,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stream {
+    /// Bytes since the program's start.
+    pub length: u64,
+    /// The last of them; what is not UTF-8 is replaced.
+    pub end: String,
 }
 
 /// Asks the launcher at `socket`.

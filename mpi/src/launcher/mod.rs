@@ -19,6 +19,7 @@ mod folder;
 mod network;
 mod options;
 mod orders;
+mod output;
 mod phases;
 mod program;
 mod record;

@@ -32,6 +32,13 @@ pub struct Ending {
     keeps: bool,
 }
 
+impl Ending {
+    /// The launcher's exit code.
+    pub fn code(&self) -> u8 {
+        self.code
+    }
+}
+
 impl Launcher {
     /// One step of the life.
     pub(super) fn advance(&mut self) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use weft_malleable::{HostId, shrink};
 
-use super::{Event, HOSTS_MAX, Launcher, network};
+use super::{Event, HOSTS_MAX, Launcher, network, output};
 use crate::request::{Answer, LINE_MAX, Request};
 
 /// How long a client may take to say what it wants.
@@ -68,6 +68,7 @@ impl Launcher {
     pub(super) fn request(&mut self, request: Request, answer: &Sender<Answer>) {
         let given = match request {
             Request::Status => Answer::Status(Box::new(self.status())),
+            Request::Output(bytes) => Answer::Output(output::ends(&self.folder, bytes)),
             Request::Hosts(count) => self.want(count),
             Request::NewNode => self.want(self.record.wanted + 1),
             Request::Shrink(count) => self.shrink(count),

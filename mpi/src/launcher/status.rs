@@ -4,9 +4,12 @@ use std::time::SystemTime;
 
 use weft_malleable::Machine;
 
+use super::fleet::Underway;
+use super::phases::Ending;
 use super::record::Phase;
 use super::{Launcher, network};
-use crate::request::{HostStatus, MachineStatus, Status};
+use crate::control::Task;
+use crate::request::{HostStatus, MachineStatus, Status, TaskStatus, WaitingJob};
 
 impl Launcher {
     pub(super) fn status(&self) -> Status {
@@ -14,6 +17,11 @@ impl Launcher {
         let sizes = (options.memory, options.needs());
         let cluster = self.fleet.cluster(self.record.wanted, sizes, self.epoch);
         let now = SystemTime::now();
+        let bounds = cluster.machines.values();
+        let bounds = bounds.map(|machine| self.forecast.bound(machine).as_secs_f64());
+        // A move that is under way may have taken the place where the first one would go.
+        let longest = bounds.fold(0.0, f64::max);
+        let margin = options.margin.as_secs_f64();
         let host = |(id, host): (&weft_malleable::HostId, &super::fleet::LiveHost)| {
             let there = cluster
                 .machines
@@ -25,6 +33,9 @@ impl Launcher {
                 Err(_) => 0.0,
             };
             let offer = host.offer.as_ref();
+            let until = host.until.map(left);
+            // The sum of nothing is -0.
+            let leaving_takes = there.map(takes).sum::<f64>() + 0.0;
             HostStatus {
                 name: self.fleet.name(*id),
                 job: host
@@ -32,9 +43,9 @@ impl Launcher {
                     .as_ref()
                     .map(ToString::to_string)
                     .unwrap_or_default(),
-                left: host.until.map(left),
-                // The sum of nothing is -0.
-                leaving_takes: there.map(takes).sum::<f64>() + 0.0,
+                left: until,
+                leaving_takes,
+                begins: until.map(|left| left - margin - leaving_takes - longest),
                 answers: host.writer.is_some(),
                 leaves: host.leaves || host.closing.is_some() || host.ended.is_some(),
                 memory: offer.map_or(0, |offer| offer.memory),
@@ -53,6 +64,7 @@ impl Launcher {
                 address: network::address(id.0).to_string(),
                 host: live.at.map(|at| self.fleet.name(at)),
                 moves_to: to.map(|to| self.fleet.name(to)),
+                task: live.task.as_ref().map(|underway| self.task(underway)),
                 ready: live.ready,
                 resident: live.resident,
                 memory: options.memory,
@@ -65,12 +77,43 @@ impl Launcher {
             seconds: self.epoch.elapsed().as_secs_f64(),
             wanted: self.record.wanted,
             asked: cluster.asked,
+            waiting: self.waiting(),
             hosts: hosts.map(host).collect(),
             machines: self.fleet.machines.iter().map(machine).collect(),
             moves: self.record.moves,
             log: self.log.iter().cloned().collect(),
             trouble: self.trouble.clone(),
+            exit_code: self.ending.as_ref().map(Ending::code),
         }
+    }
+
+    fn task(&self, underway: &Underway) -> TaskStatus {
+        let expected = underway.before.as_ref();
+        TaskStatus {
+            does: does(&underway.task).to_owned(),
+            seconds: underway.since.elapsed().as_secs_f64(),
+            expected: expected.map(|(_, expected)| expected.as_secs_f64()),
+        }
+    }
+
+    fn waiting(&self) -> Vec<WaitingJob> {
+        let awaited = self.fleet.hosts.values().filter(|host| host.is_awaited());
+        let waiting = awaited.filter_map(|host| {
+            Some(WaitingJob {
+                job: host.job.as_ref()?.to_string(),
+                why: host.waits.clone()?,
+            })
+        });
+        waiting.collect()
+    }
+}
+
+fn does(task: &Task) -> &'static str {
+    match task {
+        Task::Start(_) => "starts",
+        Task::Move { .. } => "moves",
+        Task::Save { .. } => "is saved",
+        Task::Restore { .. } => "is restored",
     }
 }
 
