@@ -40,6 +40,18 @@ pub enum MpiCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Show a cluster on the terminal all the time, with keys for what it should do
+    #[command(
+        after_help = "The page shows hosts with the time that is left of their reservations, moves \
+under way, what happened and the program's output. + and - change how many hosts are wanted, n asks \
+for one more, s shrinks, r releases the host that was chosen with the arrows, d deploys a file, x \
+ends the cluster after a question, o makes the output larger. q leaves the page, and the cluster \
+runs on."
+    )]
+    Top {
+        /// The cluster's name [default: the only one]
+        name: Option<String>,
+    },
     /// Set how many hosts are wanted: more are asked for, fewer are left as reservations end
     Hosts {
         /// The number of hosts

@@ -3,6 +3,7 @@
 mod args;
 mod program;
 mod status;
+mod top;
 
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
@@ -35,6 +36,7 @@ pub fn run(command: MpiCommand) -> anyhow::Result<ExitCode> {
         MpiCommand::Resume { name } => serve(launcher::resume(&name)?),
         MpiCommand::List { json } => status::list(json),
         MpiCommand::Status { name, json } => status::show(&one(name)?, json),
+        MpiCommand::Top { name } => top::run(name),
         MpiCommand::Hosts { count, cluster } => ask(cluster.cluster, &Request::Hosts(count)),
         MpiCommand::Newnode { cluster } => ask(cluster.cluster, &Request::NewNode),
         MpiCommand::Shrink { count, cluster } => ask(cluster.cluster, &Request::Shrink(count)),
@@ -88,7 +90,7 @@ fn ask(cluster: Option<String>, request: &Request) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Answer::Refused(why) => bail!("{name}: {why}"),
-        Answer::Status(_) => bail!("{name}: an answer to another request"),
+        Answer::Status(_) | Answer::Output(_) => bail!("{name}: an answer to another request"),
     }
 }
 

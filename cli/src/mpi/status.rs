@@ -23,10 +23,11 @@ struct Listed {
     machines: Option<usize>,
 }
 
-fn status_of(name: &str) -> anyhow::Result<Status> {
+pub fn status_of(name: &str) -> anyhow::Result<Status> {
     match request::ask(&launcher::requests_socket(name)?, &Request::Status)? {
         Answer::Status(status) => Ok(*status),
         Answer::Done(said) | Answer::Refused(said) => bail!("{name}: {said}"),
+        Answer::Output(_) => bail!("{name}: an answer to another request"),
     }
 }
 

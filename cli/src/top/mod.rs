@@ -21,7 +21,9 @@ use crossterm::event::{self, Event, KeyEventKind};
 use weft_cluster::{Cluster, ClusterError, Cordon, LogRecord, Overview};
 use weft_node::member::Membership;
 
-use screen::{Act, Key, Screen};
+use screen::{Act, Screen};
+
+pub use screen::Key;
 
 /// How often the cluster is read.
 const PERIOD: Duration = Duration::from_secs(1);
