@@ -97,7 +97,7 @@ struct Options {
     /// Seconds of each round of hosts that come and go under an MPI program, with --long.
     #[arg(long, default_value_t = 1800)]
     mpi_seconds: u64,
-    /// Rounds of these.
+    /// How often the MPI program of --mpi-seconds runs.
     #[arg(long, default_value_t = 1)]
     mpi_rounds: usize,
     /// Seed of the random moments; the clock when absent.

@@ -79,7 +79,7 @@ fn in_site(bench: &Bench<'_>, site: &str, script: &str) -> Result<String> {
     let programs = bench.folder()?;
     let from = bench.context.weft.parent().context("weft is in a folder")?;
     for name in ["weft", "weft-monitor", "weft-runtime"] {
-        fs::copy(from.join(name), programs.join(name)).with_context(|| format!("{name}"))?;
+        fs::copy(from.join(name), programs.join(name)).with_context(|| name.to_owned())?;
     }
     let suite = programs.join("weft-e2e");
     fs::copy(std::env::current_exe()?, &suite)?;
