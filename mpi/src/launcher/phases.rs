@@ -21,6 +21,11 @@ const BOOT_USUAL: Duration = Duration::from_secs(30);
 const DOUBT_LEAST: Duration = Duration::from_secs(3);
 /// By then the batch system has said that the job of a silent host has ended.
 const DOUBT_MAX: Duration = Duration::from_secs(30);
+/// Of the guest's kernel: it asks for the address of a machine that does not answer for 120 s, as
+/// long as its TCP repeats what is lost. Otherwise who opens a connection to a machine that stands
+/// in a move, or is cut off, hears after 3 s that there is no route.
+const PATIENT: &str = "sysctl.net.ipv4.neigh.eth0.mcast_solicit=120 \
+                       sysctl.net.ipv4.neigh.eth0.ucast_solicit=120";
 /// How long the end may take, until the batch system has all hosts back.
 const END_MAX: Duration = Duration::from_secs(90);
 
@@ -172,7 +177,8 @@ impl Launcher {
         let options = &self.record.options;
         let number = machine.0;
         let command_line = format!(
-            "console=ttyS0 quiet weft.address={}/{} weft.name={} weft.peers={} weft.slots={}",
+            "console=ttyS0 quiet {PATIENT} weft.address={}/{} weft.name={} weft.peers={} \
+             weft.slots={}",
             network::address(number),
             network::PREFIX,
             network::name(number),
