@@ -261,6 +261,8 @@ fn fleet(record: &Record, folder: &Folder, guests: &Guests) -> Fleet {
         hosts.insert(HostId(reservation.number), host);
     }
     let machine = |machine: &super::record::MachineRecord| LiveMachine {
+        // Else the program would not run.
+        ready: record.phase == Phase::Running,
         at: machine.host.map(HostId),
         saved: machine.saved.clone(),
         task: machine.order.as_ref().map(|order| Underway {
