@@ -31,8 +31,6 @@ pub struct Greeting {
 /// What a host has. The agent's key is that of its daemon and of its switch, too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
-    /// As the host calls itself.
-    pub name: String,
     /// Where its daemon listens.
     pub node: String,
     /// Where its switch listens.

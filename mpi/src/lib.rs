@@ -17,3 +17,4 @@ pub mod launcher;
 pub mod request;
 mod switch;
 mod token;
+mod wait;

@@ -5,11 +5,13 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use weft_wire::keys::PublicKey;
+
+use crate::wait;
 
 /// How long it may take to end by itself.
 const ENDS_MAX: Duration = Duration::from_secs(2);
@@ -88,15 +90,8 @@ impl Switch {
 impl Drop for Switch {
     fn drop(&mut self) {
         self.orders = None;
-        let begun = Instant::now();
-        while begun.elapsed() < ENDS_MAX {
-            if !matches!(self.process.try_wait(), Ok(None)) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        // Nobody could do anything about a process that cannot be waited for.
+        let _ = wait::ended_or_killed(&mut self.process, ENDS_MAX);
     }
 }
 

@@ -15,8 +15,6 @@ use weft_wire::keys::{self, PublicKey};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Token {
-    /// The cluster's name.
-    pub cluster: String,
     /// The launcher's.
     pub key: PublicKey,
     /// Where the launcher may be reached, `HOST:PORT`, in the order in which they are tried.
@@ -71,7 +69,6 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join("token");
         let token = Token {
-            cluster: "c".into(),
             key: PublicKey([7; 32]),
             addresses: vec!["h:1".into()],
             secret: secret().unwrap(),

@@ -3,12 +3,17 @@
 use std::process::{Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Deserialize;
 
 use super::{Event, say};
 use crate::control::{PULSE, Seen};
+use crate::wait;
+
+/// How long all machines may take to end.
+const STOPS_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
 struct Listed {
@@ -84,8 +89,10 @@ pub fn end_all() {
             .spawn()
     };
     let stops: Vec<_> = machines.iter().map(stop).collect();
+    let begun = Instant::now();
     for child in stops {
-        // One that could not be started: the machine ends with the agent, its keeper.
-        let _ = child.and_then(|mut child| child.wait());
+        let left = STOPS_MAX.saturating_sub(begun.elapsed());
+        // What has not ended by then ends with the agent, its keeper.
+        let _ = child.and_then(|mut child| wait::ended_or_killed(&mut child, left));
     }
 }

@@ -101,7 +101,6 @@ impl Services {
         let key = self.config.join(KEY_FILE);
         let (switch, address) = Switch::start(&any_port, SWITCH.as_ref(), &key, Stdio::inherit())?;
         let offer = Offer {
-            name: host::host_name().trim().to_owned(),
             node,
             switch: address,
             memory: self.memory,

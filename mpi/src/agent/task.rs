@@ -4,10 +4,11 @@ use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Event;
 use crate::control::{SWITCH, Task};
+use crate::wait;
 
 /// A start waits for nothing but this host.
 const START_MAX: Duration = Duration::from_secs(150);
@@ -16,7 +17,6 @@ const MOVE_MAX: Duration = Duration::from_secs(900);
 const SAVE_MAX: Duration = Duration::from_secs(3600);
 /// A command that was told to end puts things back.
 const ENDS_MAX: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(20);
 /// What is told of a command that failed.
 const SAID_MAX: usize = 2000;
 
@@ -37,7 +37,7 @@ pub fn start(id: u64, task: Task, events: Sender<Event>) {
 
 fn carry_out(task: &Task) -> Result<(), String> {
     let (command, bound) = command(task).map_err(|error| error.to_string())?;
-    wait(command, bound)
+    run(command, bound)
 }
 
 /// The command, and how long it may take.
@@ -79,7 +79,7 @@ fn command(task: &Task) -> std::io::Result<(Command, Duration)> {
     Ok((command, bound))
 }
 
-fn wait(mut command: Command, bound: Duration) -> Result<(), String> {
+fn run(mut command: Command, bound: Duration) -> Result<(), String> {
     let spawned = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -95,7 +95,8 @@ fn wait(mut command: Command, bound: Duration) -> Result<(), String> {
         let _ = messages.read_to_end(&mut said);
         String::from_utf8_lossy(&said).into_owned()
     });
-    let Some(success) = ended(&mut child, bound) else {
+    let ended = ended(&mut child, bound).map_err(|error| error.to_string())?;
+    let Some(success) = ended else {
         return Err(format!("not over within {} s", bound.as_secs()));
     };
     let said = reader.join().unwrap_or_default();
@@ -106,27 +107,15 @@ fn wait(mut command: Command, bound: Duration) -> Result<(), String> {
 }
 
 /// Whether it ended well; `None`: not in time.
-fn ended(child: &mut Child, bound: Duration) -> Option<bool> {
-    let begun = Instant::now();
-    let mut told = false;
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Some(status.success()),
-            Ok(None) => {}
-            Err(_) => return Some(false),
-        }
-        if begun.elapsed() > bound && !told {
-            let pid = nix::unistd::Pid::from_raw(child.id() as i32);
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-            told = true;
-        }
-        if begun.elapsed() > bound + ENDS_MAX {
-            let _ = child.kill();
-            let _ = child.wait();
-            return None;
-        }
-        thread::sleep(LOOK);
+fn ended(child: &mut Child, bound: Duration) -> std::io::Result<Option<bool>> {
+    let mut status = wait::ended(child, bound)?;
+    if status.is_none() {
+        let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+        // It may have ended just now.
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        status = wait::ended_or_killed(child, ENDS_MAX)?;
     }
+    Ok(status.map(|status| status.success()))
 }
 
 fn last_of(text: &str) -> &str {

@@ -34,8 +34,6 @@ pub struct LiveHost {
     pub link: u64,
     pub offer: Option<Offer>,
     pub seen: Vec<Seen>,
-    /// Since when no agent answers.
-    pub silent_since: Option<Instant>,
     /// The launcher that asked for it ended before it knew the job: if there is one, its agent
     /// ends it.
     pub is_stray: bool,
@@ -58,7 +56,6 @@ impl LiveHost {
             link: 0,
             offer: None,
             seen: Vec::new(),
-            silent_since: None,
             is_stray: false,
         }
     }
@@ -99,10 +96,8 @@ pub struct LiveMachine {
     pub resident: u64,
     /// Nothing is tried with it before, since something failed.
     pub rests_until: Option<Instant>,
-    /// What agents say of where it is does not count before: they look once a second.
-    pub known_until: Option<Instant>,
-    /// It was seen at an agent since it came there.
-    pub was_seen: bool,
+    /// Since when it should be on its host, and no look of the agent there has shown it yet.
+    pub unseen_since: Option<Instant>,
     /// Where it was saved.
     pub saved: Option<std::path::PathBuf>,
 }

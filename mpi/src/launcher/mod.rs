@@ -9,8 +9,7 @@
 //! ```
 //!
 //! One thread decides, and waits in one place; all others only bring it events. Invariants: what
-//! another launcher needs to go on is written down before it is done; agents are believed about
-//! what runs on them; nothing is started anew on a host while it may run on another one.
+//! another launcher needs to go on is written down before it is done; nothing is started anew on a host while it may run on another one.
 
 mod archive;
 mod door;
@@ -204,7 +203,9 @@ impl Launcher {
         }
         match self.record.write(&self.folder) {
             Ok(()) => self.written = Some(self.record.clone()),
-            Err(error) => self.trouble = Some(format!("{error:#}")),
+            Err(error) => self.say_once(&format!(
+                "{error:#}: if this launcher ends now, another one cannot go on"
+            )),
         }
     }
 

@@ -7,7 +7,7 @@ use weft_batch::{Job, JobId, Wanted};
 use weft_malleable::{HostId, MachineId, Order, decide};
 
 use super::door::AgentEvent;
-use super::fleet::{LiveHost, Underway};
+use super::fleet::{LiveHost, LiveMachine, Underway};
 use super::options::SiteOptions;
 use super::phases::EXIT_NOT_STARTED;
 use super::record::Phase;
@@ -22,8 +22,8 @@ const TIMES_WORTH: u32 = 4;
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// After something failed with a machine.
 const REST: Duration = Duration::from_secs(2);
-/// After this time an agent has looked at its machines, and has said what it saw.
-const LOOKS: Duration = Duration::from_secs(5);
+/// By then an agent has looked at its machines, and has said what it saw.
+const UNSEEN_MAX: Duration = Duration::from_secs(60);
 /// How long an agent that was told to end may take, before its job is given back.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A job that was given back may not have ended: the batch system may not have answered.
@@ -101,7 +101,6 @@ impl Launcher {
         let host = LiveHost::new(token::secret()?);
         let options = &self.record.options;
         let token = Token {
-            cluster: self.folder.name().to_owned(),
             key: self.key,
             addresses: self.addresses.clone(),
             secret: host.secret.clone(),
@@ -150,7 +149,7 @@ impl Launcher {
                 self.asks_at = Instant::now() + ASK_AGAIN;
                 let has_none = self.fleet.hosts.is_empty() && self.is_in(Phase::Gathering);
                 match is_lasting && has_none {
-                    // A user who waits should know at once that nothing will come.
+                    // Asking again would not help.
                     true => self.end(EXIT_NOT_STARTED, &format!("no host can be had: {why}")),
                     false => self.say_once(&format!("no host can be had now: {why}")),
                 }
@@ -227,7 +226,6 @@ impl Launcher {
                 host.link = link;
                 host.writer = Some(*writer);
                 host.offer = Some(offer);
-                host.silent_since = None;
                 if host.closing.is_some() {
                     // It has not heard it, or another launcher asked for it.
                     host.tell(&ToAgent::End);
@@ -245,7 +243,6 @@ impl Launcher {
             AgentEvent::Heard { .. } => {}
             AgentEvent::Down { link, why } if link == host.link => {
                 host.writer = None;
-                host.silent_since = Some(Instant::now());
                 if host.closing.is_none() {
                     let name = self.fleet.name(id);
                     self.say(&format!(
@@ -274,7 +271,7 @@ impl Launcher {
                     };
                     if live.at == Some(id) && seen.state.is_some() {
                         live.resident = seen.resident;
-                        live.was_seen = true;
+                        live.unseen_since = None;
                     }
                 }
                 if let Some(host) = self.fleet.hosts.get_mut(&id) {
@@ -295,61 +292,26 @@ impl Launcher {
         }
     }
 
-    /// What an agent says counts: a launcher that was started again does not know what became of
-    /// the orders of the one before it.
+    /// A machine that its agent has seen, and does not see any more, has ended. One that was never
+    /// seen after it came is given more time: on a busy host a look takes long.
     fn settle(&mut self, id: HostId) {
         let Some(host) = self.fleet.hosts.get(&id) else {
             return;
         };
-        let mut lost = Vec::new();
-        let mut found = Vec::new();
-        for (machine, live) in &self.fleet.machines {
-            let seen = host
-                .seen
-                .iter()
-                .find(|seen| machine_of(&seen.name) == Some(*machine));
-            let runs = seen.is_some_and(|seen| seen.state.is_some());
-            let is_busy = seen.is_some_and(|seen| seen.task.is_some());
-            let is_known = live.known_until.is_some_and(|until| Instant::now() < until);
-            if live.task.is_some() || is_busy || is_known {
-                continue;
-            }
-            if runs && live.at != Some(id) {
-                // A move is seen at both ends while it is made. Its source says when it is over.
-                let elsewhere = live.at.and_then(|at| self.fleet.hosts.get(&at));
-                let is_there = elsewhere.is_some_and(|host| {
-                    let mut seen = host.seen.iter();
-                    host.writer.is_none()
-                        || seen.any(|seen| machine_of(&seen.name) == Some(*machine))
-                });
-                if !is_there {
-                    found.push(*machine);
-                }
-            } else if !runs && live.at == Some(id) && live.was_seen {
-                lost.push(*machine);
-            }
-        }
-        for machine in found {
-            if let Some(live) = self.fleet.machines.get_mut(&machine) {
-                live.at = Some(id);
-                live.was_seen = true;
-            }
-        }
-        for machine in lost {
-            // It may have gone to another host by an order of the launcher before this one.
-            let is_elsewhere = self.fleet.hosts.iter().any(|(other, host)| {
-                let mut seen = host.seen.iter();
-                *other != id && seen.any(|seen| machine_of(&seen.name) == Some(machine))
-            });
-            let rests = self
-                .fleet
-                .machines
-                .get(&machine)
-                .and_then(|live| live.rests_until);
-            if !is_elsewhere && rests.is_none_or(|until| until < Instant::now()) {
-                let name = self.fleet.name(id);
-                self.lose(machine, &format!("it ended on {name}"));
-            }
+        let is_there = |machine: MachineId| {
+            let mut seen = host.seen.iter();
+            seen.any(|seen| machine_of(&seen.name) == Some(machine))
+        };
+        let ended = self.fleet.machines.iter().find(|(machine, live)| {
+            let unseen = live.unseen_since.map(|since| since.elapsed());
+            live.at == Some(id)
+                && live.task.is_none()
+                && unseen.is_none_or(|unseen| unseen > UNSEEN_MAX)
+                && !is_there(**machine)
+        });
+        if let Some(machine) = ended.map(|(machine, _)| *machine) {
+            let name = self.fleet.name(id);
+            self.lose(machine, &format!("it ended on {name}"));
         }
     }
 
@@ -449,8 +411,17 @@ impl Launcher {
         let how = host.and_then(|host| Some(host.ended.as_ref()?.0.clone()));
         let why = format!("{name} is gone: {}", how.unwrap_or_default());
         let machines = self.fleet.machines.iter();
+        // One that went on from a file there may have talked with others: the file is not what it
+        // was any more.
+        let restores = |live: &LiveMachine| {
+            let task = live
+                .task
+                .as_ref()
+                .filter(|underway| underway.to == Some(id));
+            task.is_some_and(|underway| matches!(underway.task, Task::Restore { .. }))
+        };
         let there: Vec<MachineId> = machines
-            .filter(|(_, live)| live.at == Some(id) && live.saved.is_none())
+            .filter(|(_, live)| live.at == Some(id) || restores(live))
             .map(|(machine, _)| *machine)
             .collect();
         if there.is_empty() && host.is_some_and(|host| host.name.is_some()) {
@@ -603,8 +574,7 @@ impl Launcher {
             return;
         }
         // A look of its agents at their machines will show it.
-        live.was_seen = false;
-        live.known_until = Some(Instant::now() + LOOKS);
+        live.unseen_since = Some(Instant::now());
         match underway.task {
             Task::Start(_) | Task::Restore { .. } => {
                 live.at = underway.to;

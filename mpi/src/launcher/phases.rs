@@ -74,7 +74,8 @@ impl Launcher {
         }
         let is_late = self.gathering_since.elapsed() > self.record.options.wait;
         let have = usable.len();
-        if usable.is_empty() || (have < self.record.wanted && !is_late) {
+        let waits = have < self.record.wanted && !is_late;
+        if usable.is_empty() || waits || Instant::now() < self.settles_at {
             return;
         }
         let wanted = self.record.wanted;
@@ -86,9 +87,6 @@ impl Launcher {
             self.say(&format!(
                 "{have} of {wanted} hosts came in time: it starts with these"
             ));
-        }
-        if Instant::now() < self.settles_at {
-            return;
         }
         if let Err(why) = self.place(&usable) {
             return self.end(EXIT_NOT_STARTED, &why);
@@ -326,6 +324,12 @@ impl Launcher {
                     0 => self.end(0, ""),
                     _ => self.program_failed = Some((code, Instant::now())),
                 }
+            }
+            ProgramEvent::Unreachable(why) => {
+                let name = network::name(0);
+                self.say_once(&format!(
+                    "{name}, which has the program's output, does not answer and is asked again: {why}"
+                ));
             }
             ProgramEvent::Failed(why) => self.end(EXIT_NOT_STARTED, &why),
         }

@@ -23,16 +23,21 @@ use super::Event;
 use super::archive::host_program;
 use super::folder::Folder;
 use super::network;
+use crate::wait;
 
 /// How long a machine may take to boot until its ssh server answers.
 const BOOT_MAX: Duration = Duration::from_secs(600);
 /// One attempt to reach a machine.
 const CONNECT: Duration = Duration::from_secs(5);
+/// After so many attempts in a row the launcher hears why they failed.
+const FAILURES_SAID: u32 = 10;
 /// Between attempts.
 const AGAIN: Duration = Duration::from_millis(300);
 /// How long a command by ssh may take that does one small thing.
 const SHORT_MAX: Duration = Duration::from_secs(60);
 
+/// The home of ssh, in the cluster's folder.
+const HOME: &str = "home";
 /// dbclient finds its connection there.
 const CONNECTION: i32 = 3;
 /// Longest line before a piece of output.
@@ -45,6 +50,8 @@ pub enum ProgramEvent {
     /// It never did.
     NotReady(MachineId, String),
     Ended(u8),
+    /// The machine with its output has not answered for a while; it is asked again.
+    Unreachable(String),
     /// It could not be started.
     Failed(String),
 }
@@ -61,25 +68,14 @@ pub struct Shell {
 }
 
 impl Shell {
-    /// Writes the keys of the machines where ssh looks for them.
-    pub fn new(image: &Path, folder: &Folder, machines: u32) -> anyhow::Result<Shell> {
-        let home = folder.file("home");
-        let ssh = home.join(".ssh");
-        let host_key = folder.file("host_key.pub");
-        let public = fs::read_to_string(&host_key)
-            .with_context(|| format!("cannot read {}", host_key.display()))?;
-        let lines: String = (0..machines)
-            .map(|number| format!("{} {}\n", network::address(number), public.trim()))
-            .collect();
-        fs::create_dir_all(&ssh)
-            .and_then(|()| fs::write(ssh.join("known_hosts"), lines))
-            .with_context(|| format!("cannot write {}", ssh.display()))?;
-        Ok(Shell {
+    /// Of a cluster whose folder has the keys.
+    pub fn new(image: &Path, folder: &Folder) -> Shell {
+        Shell {
             image: image.to_owned(),
             key: folder.file("id"),
-            home,
+            home: folder.file(HOME),
             gateway: folder.gateway(),
-        })
+        }
     }
 
     /// A command for a machine, over a connection that is made now: its standard streams are the
@@ -116,17 +112,8 @@ impl Shell {
         let mut child = child.context("cannot start dbclient of the image")?;
         let output = drain(child.stdout.take());
         let errors = drain(child.stderr.take());
-        let begun = Instant::now();
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if begun.elapsed() > SHORT_MAX {
-                let _ = child.kill();
-                let _ = child.wait();
-                bail!("not over within {} s", SHORT_MAX.as_secs());
-            }
-            thread::sleep(Duration::from_millis(10));
+        let Some(status) = wait::ended_or_killed(&mut child, SHORT_MAX)? else {
+            bail!("not over within {} s", SHORT_MAX.as_secs());
         };
         let (output, errors) = (output.join(), errors.join());
         let said = String::from_utf8_lossy(&errors.unwrap_or_default()).into_owned();
@@ -174,6 +161,20 @@ impl Shell {
     }
 }
 
+/// Writes the keys of the machines where ssh looks for them.
+pub fn know_machines(folder: &Folder, machines: u32) -> anyhow::Result<()> {
+    let host_key = folder.file("host_key.pub");
+    let public = fs::read_to_string(&host_key)
+        .with_context(|| format!("cannot read {}", host_key.display()))?;
+    let lines: String = (0..machines)
+        .map(|number| format!("{} {}\n", network::address(number), public.trim()))
+        .collect();
+    let ssh = folder.file(HOME).join(".ssh");
+    fs::create_dir_all(&ssh)
+        .and_then(|()| fs::write(ssh.join("known_hosts"), lines))
+        .with_context(|| format!("cannot write {}", ssh.display()))
+}
+
 /// Whether something greets as an ssh server does (RFC 4253, section 4.2).
 fn greeted(gateway: &Path, to: SocketAddrV4) -> anyhow::Result<()> {
     let mut stream = weft_gateway::connect(gateway, to, CONNECT)?;
@@ -206,10 +207,11 @@ pub fn follow(
     events: Sender<Event>,
 ) -> anyhow::Result<()> {
     let work = move || {
-        let event = match start(&shell, &command).and_then(|()| fetch(&shell, &folder)) {
-            Ok(code) => ProgramEvent::Ended(code),
-            Err(error) => ProgramEvent::Failed(format!("{error:#}")),
-        };
+        let event =
+            match start(&shell, &command, &events).and_then(|()| fetch(&shell, &folder, &events)) {
+                Ok(code) => ProgramEvent::Ended(code),
+                Err(error) => ProgramEvent::Failed(format!("{error:#}")),
+            };
         // The launcher may have ended.
         let _ = events.send(Event::Program(event));
     };
@@ -219,17 +221,28 @@ pub fn follow(
 }
 
 /// As long as it takes: the machine may be moving, or its host be cut off. The launcher ends this
-/// with itself.
-fn persist<T>(mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+/// with itself, and hears why it takes long.
+fn persist<T>(
+    events: &Sender<Event>,
+    mut attempt: impl FnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut failures = 0;
     loop {
         match attempt() {
             Ok(value) => return Ok(value),
-            Err(_) => thread::sleep(Duration::from_secs(1)),
+            Err(error) => {
+                failures += 1;
+                if failures % FAILURES_SAID == 0 {
+                    let why = format!("{error:#}");
+                    events.send(Event::Program(ProgramEvent::Unreachable(why)))?;
+                }
+                thread::sleep(Duration::from_secs(1));
+            }
         }
     }
 }
 
-fn start(shell: &Shell, command: &str) -> anyhow::Result<()> {
+fn start(shell: &Shell, command: &str, events: &Sender<Event>) -> anyhow::Result<()> {
     let program = format!(
         "{command} >run/out 2>run/err </dev/null; echo $? >run/code.new; mv run/code.new run/code"
     );
@@ -238,12 +251,12 @@ fn start(shell: &Shell, command: &str) -> anyhow::Result<()> {
          setsid sh -c {} >/dev/null 2>&1 </dev/null & fi",
         quote(&program)
     );
-    persist(|| shell.run(0, &script, None)).map(drop)
+    persist(events, || shell.run(0, &script, None)).map(drop)
 }
 
 /// Shows the output, and keeps it in the cluster's folder, until the program has ended.
-fn fetch(shell: &Shell, folder: &Folder) -> anyhow::Result<u8> {
-    persist(|| {
+fn fetch(shell: &Shell, folder: &Folder, events: &Sender<Event>) -> anyhow::Result<u8> {
+    persist(events, || {
         let mut sinks = Sinks {
             out: Sink::open(&folder.file("stdout"), io::stdout())?,
             err: Sink::open(&folder.file("stderr"), io::stderr())?,

@@ -84,7 +84,7 @@ pub struct OrderRecord {
 }
 
 impl Record {
-    /// Of a cluster of which nothing is there yet.
+    /// Of a cluster before its first host.
     pub fn new(options: Options, port: u16) -> Record {
         let machine = MachineRecord {
             host: None,

@@ -22,7 +22,7 @@ use super::door::{self, Guests};
 use super::fleet::{Fleet, LiveHost, LiveMachine, Underway};
 use super::folder::Folder;
 use super::options::{Options, SiteOptions};
-use super::program::{Shell, gateway_options};
+use super::program::{Shell, gateway_options, know_machines};
 use super::record::{Phase, Record};
 use super::site::{self, Ask};
 use super::{Event, Launcher, archive, requests};
@@ -52,6 +52,7 @@ pub fn create(name: &str, options: Options, program: Option<PathBuf>) -> anyhow:
 fn begin(folder: &Folder, options: Options, program: Option<PathBuf>) -> anyhow::Result<Launcher> {
     let lock = folder.lock()?;
     archive::make(&options.image, folder, program.as_deref(), &options.with)?;
+    know_machines(folder, options.machines)?;
     keys::save(&keys::generate()?, &folder.file(KEY_FILE))?;
     let listener = listen(&options, 0)?;
     let record = Record::new(options, listener.local_addr()?.port());
@@ -134,7 +135,7 @@ pub fn shell(name: &str, machine: u32, script: &str) -> anyhow::Result<Command> 
     let record = Record::read(&folder)?;
     let count = record.options.machines;
     ensure!(machine < count, "{name} has machines 0 to {}", count - 1);
-    Shell::new(&record.options.image, &folder, count)?.command(machine, script)
+    Shell::new(&record.options.image, &folder).command(machine, script)
 }
 
 fn listen(options: &Options, port: u16) -> anyhow::Result<TcpListener> {
@@ -188,7 +189,7 @@ fn open(
         .next()
         .and_then(|port| port.parse().ok());
     let gateway = weft_gateway::Gateway::start(gateway_options(folder))?;
-    let shell = Shell::new(&options.image, folder, options.machines)?;
+    let shell = Shell::new(&options.image, folder);
     let guests = Arc::new(Guests::default());
     let fleet = fleet(&record, folder, &guests);
     door::open(listener, keys, guests.clone(), sender.clone())?;
@@ -272,6 +273,7 @@ fn fleet(record: &Record, folder: &Folder, guests: &Guests) -> Fleet {
             to: order.to.map(HostId),
             before: None,
         }),
+        unseen_since: machine.host.map(|_| Instant::now()),
         ..LiveMachine::default()
     };
     let machines = record.machines.iter().map(machine);
