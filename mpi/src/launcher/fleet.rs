@@ -9,6 +9,7 @@ use weft_malleable::{Cluster, Host, HostId, Machine, MachineId};
 use weft_wire::channel::Writer;
 use weft_wire::keys::PublicKey;
 
+use super::options::Options;
 use crate::control::{Offer, PeerHost, Seen, Task, ToAgent};
 
 /// A reservation, from the moment in which it is asked for.
@@ -68,6 +69,14 @@ impl LiveHost {
     /// Whether it was asked for and may still come.
     pub fn is_awaited(&self) -> bool {
         !self.has_come() && self.closing.is_none() && self.ended.is_none()
+    }
+
+    /// Says when its reservation ends, as far as the batch system has said.
+    pub fn tell_end(&mut self) {
+        if let Some(until) = self.until {
+            let left = until.duration_since(SystemTime::now()).unwrap_or_default();
+            self.tell(&ToAgent::EndsAfter(left.as_millis() as u64));
+        }
     }
 
     /// False when no agent answers.
@@ -202,7 +211,7 @@ impl Fleet {
     }
 
     /// As `weft_malleable` sees it. `epoch`: the moment from which its times are measured.
-    pub fn cluster(&self, wanted: usize, (memory, needs): (u64, u64), epoch: Instant) -> Cluster {
+    pub fn cluster(&self, wanted: usize, options: &Options, epoch: Instant) -> Cluster {
         let come = self.hosts.iter().filter(|(_, host)| host.has_come());
         let host = |(id, host): (&HostId, &LiveHost)| {
             let room = host.offer.as_ref().map_or(0, |offer| offer.memory);
@@ -220,11 +229,11 @@ impl Fleet {
             let at = live.at.filter(|at| hosts.contains_key(at))?;
             let moves_to = live.task.as_ref().and_then(|underway| underway.to);
             let machine = Machine {
-                memory: needs,
+                memory: options.needs(),
                 resident: if live.resident > 0 {
                     live.resident
                 } else {
-                    memory
+                    options.memory
                 },
                 dirties: 0.0,
                 at,

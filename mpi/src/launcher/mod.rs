@@ -15,6 +15,8 @@ mod archive;
 mod door;
 mod fleet;
 mod folder;
+mod hosts;
+mod jobs;
 mod network;
 mod options;
 mod orders;
@@ -35,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::Flock;
 use weft_batch::{Job, JobId};
-use weft_malleable::{Forecast, HostId, Rules};
+use weft_malleable::{Cluster, Forecast, HostId, Rules};
 
 use crate::request::{Answer, Request};
 use crate::switch::Switch;
@@ -229,6 +231,12 @@ impl Launcher {
             }),
         };
         self.record.machines = self.fleet.machines.values().map(machine).collect();
+    }
+
+    /// As `weft_malleable` sees it.
+    fn cluster(&self) -> Cluster {
+        let options = &self.record.options;
+        self.fleet.cluster(self.record.wanted, options, self.epoch)
     }
 
     fn next_number(&mut self) -> u64 {

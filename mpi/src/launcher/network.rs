@@ -22,3 +22,8 @@ pub fn mac(machine: u32) -> String {
 pub fn name(machine: u32) -> String {
     format!("vm-{machine}")
 }
+
+/// The machine of that name.
+pub fn machine(name: &str) -> Option<u32> {
+    name.strip_prefix("vm-")?.parse().ok()
+}

@@ -242,13 +242,8 @@ impl Launcher {
         }
         self.decide();
         self.judge_failure();
-        let saved = |live: &super::fleet::LiveMachine| live.saved.is_some();
-        let saves = self
-            .fleet
-            .machines
-            .values()
-            .filter(|live| saved(live))
-            .count();
+        let machines = self.fleet.machines.values();
+        let saves = machines.filter(|live| live.saved.is_some()).count();
         if saves == 0 {
             return;
         }

@@ -29,7 +29,7 @@ use crate::wait;
 const BOOT_MAX: Duration = Duration::from_secs(600);
 /// One attempt to reach a machine.
 const CONNECT: Duration = Duration::from_secs(5);
-/// After so many attempts in a row the launcher hears why they failed.
+/// Attempts in a row after which the launcher hears why they failed.
 const FAILURES_SAID: u32 = 10;
 /// Between attempts.
 const AGAIN: Duration = Duration::from_millis(300);

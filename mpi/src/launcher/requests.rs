@@ -114,9 +114,7 @@ impl Launcher {
         if matches!(answer, Answer::Refused(_)) {
             return answer;
         }
-        let options = &self.record.options;
-        let sizes = (options.memory, options.needs());
-        let cluster = self.fleet.cluster(count, sizes, self.epoch);
+        let cluster = self.cluster();
         let leaving = shrink(&cluster, count);
         let names: Vec<String> = leaving.iter().map(|id| self.fleet.name(*id)).collect();
         for id in leaving {

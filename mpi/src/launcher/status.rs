@@ -14,8 +14,7 @@ use crate::request::{HostStatus, MachineStatus, Status, TaskStatus, WaitingJob};
 impl Launcher {
     pub(super) fn status(&self) -> Status {
         let options = &self.record.options;
-        let sizes = (options.memory, options.needs());
-        let cluster = self.fleet.cluster(self.record.wanted, sizes, self.epoch);
+        let cluster = self.cluster();
         let now = SystemTime::now();
         let bounds = cluster.machines.values();
         let bounds = bounds.map(|machine| self.forecast.bound(machine).as_secs_f64());

@@ -1,0 +1,264 @@
+//! What a launcher hears of its hosts, and tells them: their agents come, answer, and end.
+
+use std::time::{Duration, Instant};
+
+use weft_malleable::{HostId, MachineId};
+
+use super::door::AgentEvent;
+use super::fleet::LiveMachine;
+use super::record::Phase;
+use super::site::Ask;
+use super::{Launcher, PEERS_SETTLE, network};
+use crate::control::{FromAgent, PeerHost, Task, ToAgent};
+
+/// By then an agent has looked at its machines, and has said what it saw.
+const UNSEEN_MAX: Duration = Duration::from_secs(60);
+/// How long an agent that was told to end may take, before its job is given back.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// A job that was given back may not have ended: the batch system may not have answered.
+const GIVE_BACK_AGAIN: Duration = Duration::from_secs(10);
+/// How long the agent of a reservation is awaited whose launcher ended before it knew the job. The
+/// door sends one away that comes later.
+const STRAY_MAX: Duration = Duration::from_secs(5);
+/// A job that has ended is a host that is lost, if no agent answers this long.
+const LOST_AFTER: Duration = Duration::from_secs(5);
+
+impl Launcher {
+    pub(super) fn agent(&mut self, id: HostId, event: AgentEvent) {
+        let Some(host) = self.fleet.hosts.get_mut(&id) else {
+            return;
+        };
+        match event {
+            AgentEvent::Up {
+                link,
+                key,
+                writer,
+                offer,
+            } => {
+                let is_new = host.offer.is_none();
+                host.key = Some(key);
+                host.link = link;
+                host.writer = Some(*writer);
+                host.offer = Some(offer);
+                if host.closing.is_some() {
+                    // It has not heard it, or another launcher asked for it.
+                    host.tell(&ToAgent::End);
+                    return;
+                }
+                host.tell_end();
+                if !is_new {
+                    self.say(&format!("{} answers again", self.fleet.name(id)));
+                }
+                // It is told about all others in the next turn.
+                self.peers.clear();
+                self.repeat_orders(id);
+            }
+            AgentEvent::Heard { link, message } if link == host.link => self.heard(id, message),
+            AgentEvent::Heard { .. } => {}
+            AgentEvent::Down { link, why } if link == host.link => {
+                host.writer = None;
+                if host.closing.is_none() {
+                    let name = self.fleet.name(id);
+                    self.say(&format!(
+                        "{name} does not answer ({why}); what runs there runs on"
+                    ));
+                }
+            }
+            AgentEvent::Down { .. } => {}
+            AgentEvent::Unfit(why) => {
+                let name = self.fleet.name(id);
+                self.say(&format!("{name} cannot be used and goes back: {why}"));
+                self.close(id);
+            }
+        }
+    }
+
+    fn heard(&mut self, id: HostId, message: FromAgent) {
+        match message {
+            FromAgent::Machines(seen) => {
+                for seen in &seen {
+                    let Some(machine) = network::machine(&seen.name).map(MachineId) else {
+                        continue;
+                    };
+                    let Some(live) = self.fleet.machines.get_mut(&machine) else {
+                        continue;
+                    };
+                    if live.at == Some(id) && seen.state.is_some() {
+                        live.resident = seen.resident;
+                        live.unseen_since = None;
+                    }
+                }
+                if let Some(host) = self.fleet.hosts.get_mut(&id) {
+                    host.seen = seen;
+                }
+                self.settle(id);
+            }
+            FromAgent::Done { id: order, result } => self.done(order, result),
+            FromAgent::Leaves(why) => {
+                if let Some(host) = self.fleet.hosts.get_mut(&id)
+                    && !host.leaves
+                {
+                    host.leaves = true;
+                    let name = self.fleet.name(id);
+                    self.say(&format!("{name} has to be left: {why}"));
+                }
+            }
+        }
+    }
+
+    /// A machine that its agent has seen, and does not see any more, has ended. One that was never
+    /// seen after it came is given more time: on a busy host a look takes long.
+    fn settle(&mut self, id: HostId) {
+        let Some(host) = self.fleet.hosts.get(&id) else {
+            return;
+        };
+        let is_there = |machine: MachineId| {
+            let mut seen = host.seen.iter();
+            seen.any(|seen| network::machine(&seen.name) == Some(machine.0))
+        };
+        let ended = self.fleet.machines.iter().find(|(machine, live)| {
+            let unseen = live.unseen_since.map(|since| since.elapsed());
+            live.at == Some(id)
+                && live.task.is_none()
+                && unseen.is_none_or(|unseen| unseen > UNSEEN_MAX)
+                && !is_there(**machine)
+        });
+        if let Some(machine) = ended.map(|(machine, _)| *machine) {
+            let name = self.fleet.name(id);
+            self.lose(machine, &format!("it ended on {name}"));
+        }
+    }
+
+    /// All hosts are told about each other, if something has changed.
+    pub(super) fn tell_peers(&mut self) {
+        let mut peers = self.fleet.peers();
+        if peers == self.peers {
+            self.keep_alive();
+            return;
+        }
+        self.peers = peers.clone();
+        let switches = peers.iter().map(|peer| (peer.key, peer.switch.clone()));
+        if let Err(error) = self.switch.know(switches.collect()) {
+            self.trouble = Some(format!("{error:#}"));
+        }
+        peers.push(PeerHost {
+            name: "launcher".into(),
+            key: self.key,
+            node: None,
+            switch: format!(":{}", self.switch_port),
+        });
+        let message = ToAgent::Peers(peers);
+        for host in self.fleet.hosts.values_mut() {
+            host.tell(&message);
+        }
+        self.settles_at = Instant::now() + PEERS_SETTLE;
+    }
+
+    /// Each agent hears something within its patience.
+    fn keep_alive(&mut self) {
+        for host in self.fleet.hosts.values_mut() {
+            host.tell(&ToAgent::Alive);
+        }
+    }
+
+    /// The agent of an empty host ends, and its job goes back.
+    pub(super) fn close(&mut self, id: HostId) {
+        let Some(host) = self.fleet.hosts.get_mut(&id) else {
+            return;
+        };
+        if host.closing.is_none() {
+            host.closing = Some(Instant::now());
+            // What was on it is elsewhere, and another launcher must know that.
+            self.write();
+            let Some(host) = self.fleet.hosts.get_mut(&id) else {
+                return;
+            };
+            host.tell(&ToAgent::End);
+            if host.name.is_some() && !self.is_in(Phase::Ending) {
+                let name = self.fleet.name(id);
+                self.say(&format!("{name} is empty and goes back"));
+            }
+        }
+    }
+
+    /// Gives jobs back whose agents have ended, and forgets those that have ended.
+    pub(super) fn tidy(&mut self) {
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        let mut lost = Vec::new();
+        for (id, host) in &mut self.fleet.hosts {
+            let silent = host.writer.is_none();
+            if let Some(since) = host.closing
+                && (silent || now - since > CLOSE_MAX)
+                && let Some(job) = &host.job
+                && host.ended.is_none()
+                && host.given_back.is_none_or(|at| now - at > GIVE_BACK_AGAIN)
+            {
+                host.given_back = Some(now);
+                let _ = self.site.send(Ask::GiveBack(job.clone()));
+            }
+            if host.is_stray && host.closing.is_some_and(|since| now - since > STRAY_MAX) {
+                gone.push(*id);
+            }
+            if let Some((_, since)) = host.ended
+                && silent
+            {
+                match host.closing {
+                    Some(_) => gone.push(*id),
+                    None if now - since > LOST_AFTER => lost.push(*id),
+                    None => {}
+                }
+            }
+        }
+        for id in lost {
+            self.lose_host(id);
+            gone.push(id);
+        }
+        for id in gone {
+            self.forget(id);
+        }
+    }
+
+    fn lose_host(&mut self, id: HostId) {
+        let name = self.fleet.name(id);
+        let host = self.fleet.hosts.get(&id);
+        let how = host.and_then(|host| Some(host.ended.as_ref()?.0.clone()));
+        let why = format!("{name} is gone: {}", how.unwrap_or_default());
+        let machines = self.fleet.machines.iter();
+        // One that went on from a file there may have talked with others: the file is not what it
+        // was any more.
+        let restores = |live: &LiveMachine| {
+            let task = live
+                .task
+                .as_ref()
+                .filter(|underway| underway.to == Some(id));
+            task.is_some_and(|underway| matches!(underway.task, Task::Restore { .. }))
+        };
+        let there: Vec<MachineId> = machines
+            .filter(|(_, live)| live.at == Some(id) || restores(live))
+            .map(|(machine, _)| *machine)
+            .collect();
+        if there.is_empty() && host.is_some_and(|host| host.name.is_some()) {
+            self.say(&why);
+        }
+        for machine in there {
+            self.lose(machine, &why);
+        }
+    }
+
+    pub(super) fn forget(&mut self, id: HostId) {
+        self.fleet.hosts.remove(&id);
+        for live in self.fleet.machines.values_mut() {
+            let task = live.task.as_ref();
+            if task.is_some_and(|underway| underway.agent(live.at) == Some(id)) {
+                live.task = None;
+            }
+        }
+        self.guests.forget(id.0);
+        // It may have been read by its agent or not: it is of no use any more.
+        let _ = std::fs::remove_file(self.folder.file(&format!("token-{}", id.0)));
+        let jobs = self.fleet.hosts.values();
+        let jobs = jobs.filter_map(|host| host.job.clone()).collect();
+        let _ = self.site.send(Ask::Watch(jobs));
+    }
+}

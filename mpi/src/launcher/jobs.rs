@@ -1,0 +1,168 @@
+//! What a launcher does with the batch system: hosts are asked for, and their jobs heard of.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use weft_batch::{Job, JobId, Wanted};
+use weft_malleable::HostId;
+
+use super::Launcher;
+use super::fleet::LiveHost;
+use super::options::SiteOptions;
+use super::phases::EXIT_NOT_STARTED;
+use super::record::Phase;
+use super::site::{Ask, Refusal};
+use crate::token::{self, Token};
+
+/// A reservation is of use if it lasts this many moves: to it, from it, and the time between.
+const TIMES_WORTH: u32 = 4;
+/// After the batch system has refused a host.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// A warning of the batch system comes this much before the end, if it can do that.
+const WARNING: Duration = Duration::from_secs(60);
+
+impl Launcher {
+    /// Asks for one more host.
+    pub(super) fn ask(&mut self) {
+        if Instant::now() < self.asks_at || self.fleet.hosts.len() >= super::HOSTS_MAX {
+            return;
+        }
+        let needed = self.rules.margin + self.longest_move() * TIMES_WORTH;
+        if self.record.options.time < needed {
+            let sentence = format!(
+                "no more hosts are asked for: a reservation has {} s, and to be of use it needs {} \
+                 s, since a move takes {:.1} s",
+                self.record.options.time.as_secs(),
+                needed.as_secs(),
+                self.longest_move().as_secs_f64()
+            );
+            self.asks_at = Instant::now() + ASK_AGAIN;
+            self.say_once(&sentence);
+            return;
+        }
+        if let Err(error) = self.try_ask() {
+            self.asks_at = Instant::now() + ASK_AGAIN;
+            self.say(&format!("cannot ask for a host: {error:#}"));
+        }
+    }
+
+    /// What nine of ten moves do not exceed, of the machine for which that is longest.
+    fn longest_move(&self) -> Duration {
+        let cluster = self.cluster();
+        let moves = cluster.machines.values();
+        let moves = moves.map(|machine| self.forecast.bound(machine));
+        moves.max().unwrap_or_default()
+    }
+
+    fn try_ask(&mut self) -> anyhow::Result<()> {
+        let number = self.next_number() as u32;
+        let host = LiveHost::new(token::secret()?);
+        let options = &self.record.options;
+        let token = Token {
+            key: self.key,
+            addresses: self.addresses.clone(),
+            secret: host.secret.clone(),
+            lasts_s: options.time.as_secs() + 120,
+        };
+        let path = self.folder.file(&format!("token-{number}"));
+        token.write(&path)?;
+        let own = std::env::current_exe()?;
+        let more = match &options.site {
+            SiteOptions::Slurm { options } | SiteOptions::GridEngine { options } => options.clone(),
+            SiteOptions::Local(_) => Vec::new(),
+        };
+        let wanted = Wanted {
+            name: format!("weft-{}", self.folder.name()),
+            time: options.time,
+            warning: WARNING.min(options.time / 4),
+            command: [
+                own.into_os_string(),
+                "mpi".into(),
+                "host".into(),
+                path.into_os_string(),
+            ]
+            .into(),
+            output: self.folder.file(&format!("job-{number}.log")),
+            options: more,
+        };
+        self.guests.expect(host.secret.clone(), number, None);
+        self.fleet.hosts.insert(HostId(number), host);
+        // Another launcher must know that there may be a job.
+        self.write();
+        self.site.send(Ask::Host {
+            reservation: number,
+            wanted,
+        })?;
+        Ok(())
+    }
+
+    pub(super) fn asked(&mut self, id: HostId, result: Result<JobId, Refusal>) {
+        match result {
+            Ok(job) => match self.fleet.hosts.get_mut(&id) {
+                Some(host) => host.job = Some(job),
+                None => drop(self.site.send(Ask::GiveBack(job))),
+            },
+            Err(Refusal { why, is_lasting }) => {
+                self.forget(id);
+                self.asks_at = Instant::now() + ASK_AGAIN;
+                let has_none = self.fleet.hosts.is_empty() && self.is_in(Phase::Gathering);
+                match is_lasting && has_none {
+                    // Asking again would not help.
+                    true => self.end(EXIT_NOT_STARTED, &format!("no host can be had: {why}")),
+                    false => self.say_once(&format!("no host can be had now: {why}")),
+                }
+            }
+        }
+    }
+
+    pub(super) fn jobs(&mut self, jobs: Result<BTreeMap<JobId, Job>, String>) {
+        let jobs = match jobs {
+            Ok(jobs) => jobs,
+            Err(why) => {
+                if self.trouble.as_ref() != Some(&why) {
+                    self.say(&why);
+                    self.trouble = Some(why);
+                }
+                return;
+            }
+        };
+        if self.trouble.take().is_some() {
+            self.say("the batch system answers again");
+        }
+        let of_job: Vec<(HostId, Job)> = self
+            .fleet
+            .hosts
+            .iter()
+            .filter_map(|(id, host)| Some((*id, jobs.get(host.job.as_ref()?)?.clone())))
+            .collect();
+        for (id, job) in of_job {
+            self.job(id, job);
+        }
+    }
+
+    fn job(&mut self, id: HostId, job: Job) {
+        let Some(host) = self.fleet.hosts.get(&id) else {
+            return;
+        };
+        let (until, ended, waits) = (host.until, host.ended.is_some(), host.waits.clone());
+        self.fleet.heard(id, job);
+        let Some(host) = self.fleet.hosts.get_mut(&id) else {
+            return;
+        };
+        if host.until != until {
+            host.tell_end();
+        }
+        let news = match (&host.ended, &host.waits) {
+            (Some((how, _)), _) if !ended && host.closing.is_none() => {
+                Some(format!("has ended as the batch system says: {how}"))
+            }
+            (_, Some(why)) if waits.as_ref() != Some(why) => Some(format!("waits: {why}")),
+            _ => None,
+        };
+        if let Some(news) = news {
+            let job = host.job.as_ref().map_or("", JobId::as_str);
+            let sentence = format!("job {job} {news}");
+            self.say(&sentence);
+        }
+    }
+}
