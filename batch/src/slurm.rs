@@ -81,7 +81,7 @@ impl BatchSystem for Slurm {
             .environment("SLURM_TIME_FORMAT", "%s")
             .run()
             .and_then(done)?;
-        // The user's other jobs are none of ours: an array that waits has a name like 7_[1-3].
+        // squeue shows the user's other jobs, too: an array that waits has a name like 7_[1-3].
         let ours = |line: &&str| {
             let id = line.split('|').next().and_then(JobId::new);
             id.is_some_and(|id| ids.contains(&id))

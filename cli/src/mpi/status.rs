@@ -144,7 +144,7 @@ fn text(status: &Status) -> String {
     text
 }
 
-/// As `1:02:03`, without hours if there are none.
+/// As `1:02:03`; below an hour as `2:03`.
 pub fn clock(seconds: f64) -> String {
     let seconds = seconds.max(0.0) as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);

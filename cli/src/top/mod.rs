@@ -89,16 +89,7 @@ fn show(
         terminal
             .draw(|frame| draw::draw(frame, screen))
             .context("cannot draw")?;
-        if !event::poll(FRAME).context("cannot read keys")? {
-            continue;
-        }
-        let Event::Key(pressed) = event::read().context("cannot read keys")? else {
-            continue;
-        };
-        if pressed.kind != KeyEventKind::Press {
-            continue;
-        }
-        let Some(key) = Key::of(&pressed) else {
+        let Some(key) = pressed_key()? else {
             continue;
         };
         match screen.key(key) {
@@ -108,6 +99,17 @@ fn show(
             Some(act) => drop(acts.send(act)),
         }
     }
+}
+
+/// The key that was pressed within [`FRAME`], if it means something on a page.
+pub fn pressed_key() -> anyhow::Result<Option<Key>> {
+    if !event::poll(FRAME).context("cannot read keys")? {
+        return Ok(None);
+    }
+    Ok(match event::read().context("cannot read keys")? {
+        Event::Key(pressed) if pressed.kind == KeyEventKind::Press => Key::of(&pressed),
+        _ => None,
+    })
 }
 
 fn read_on(cluster: &Cluster, mut last: u64, news: &Sender<News>) {

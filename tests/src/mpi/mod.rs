@@ -166,7 +166,7 @@ fn missing(plan: &Plan) -> Option<String> {
 }
 
 impl Bench<'_> {
-    /// A new user, who is this process's.
+    /// A user with this process's uid, and a home and a run directory of its own.
     fn user(&self) -> Result<User> {
         self.user_as(None)
     }

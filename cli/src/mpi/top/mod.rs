@@ -22,18 +22,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use crossterm::event::{self, Event, KeyEventKind};
 use weft_mpi::launcher;
 use weft_mpi::request::{self, Answer, Output, Request, Status};
 
 use super::status::status_of;
-use crate::top::Key;
+use crate::top::pressed_key;
 use screen::{Act, Screen};
 
 /// How often the launcher is asked.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long a key is waited for before what is new is drawn.
-const FRAME: Duration = Duration::from_millis(200);
 /// Bytes of each of the program's streams: more than a large terminal shows.
 const OUTPUT_BYTES: u64 = 32 << 10;
 
@@ -110,16 +107,7 @@ fn show(
         terminal
             .draw(|frame| draw::draw(frame, screen))
             .context("cannot draw")?;
-        if !event::poll(FRAME).context("cannot read keys")? {
-            continue;
-        }
-        let Event::Key(pressed) = event::read().context("cannot read keys")? else {
-            continue;
-        };
-        if pressed.kind != KeyEventKind::Press {
-            continue;
-        }
-        let Some(key) = Key::of(&pressed) else {
+        let Some(key) = pressed_key()? else {
             continue;
         };
         match screen.key(key) {
