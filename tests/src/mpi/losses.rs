@@ -1,4 +1,5 @@
-//! An agent that is killed: its host is lost.
+//! An agent that is killed, so that its host is lost; and a machine that ends while no launcher
+//! is there.
 
 use std::thread;
 use std::time::Duration;
@@ -8,6 +9,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{BOOT_BOUND, Bench, END_BOUND, PROGRAM_BOUND, processes};
+
+/// A new launcher gives machines a minute to be seen.
+const UNSEEN_BOUND: Duration = Duration::from_secs(150);
 
 pub fn agent(bench: &Bench<'_>) -> Result<String> {
     let user = bench.user()?;
@@ -45,4 +49,31 @@ pub fn agent(bench: &Bench<'_>) -> Result<String> {
         .find(|line| line.contains("is lost"))
         .unwrap_or_default();
     Ok(lost.trim_start_matches("weft: ").to_owned())
+}
+
+/// The next launcher misses it.
+pub fn alone(bench: &Bench<'_>) -> Result<String> {
+    let user = bench.user()?;
+    let mut launcher = user.run("c", &["--vms", "2", "--", &user.ep(), "36"])?;
+    user.until(&mut launcher, "it runs", BOOT_BOUND, |status| {
+        status.is_running()
+    })?;
+    launcher.kill()?;
+    let is_machine = |pid: &i32| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&words).contains("vm\0start\0")
+    };
+    let machine = processes::tagged_pids(&user.tag)
+        .into_iter()
+        .find(is_machine);
+    kill(
+        Pid::from_raw(machine.context("no machine")?),
+        Signal::SIGKILL,
+    )?;
+    let mut next = user.launch("c", &["attach", "c"])?;
+    next.must_end(122, UNSEEN_BOUND)?;
+    next.says(" is lost: it ended on ")?;
+    user.must(&["forget", "c"])?;
+    user.nothing_left(false)?;
+    Ok(String::new())
 }

@@ -70,7 +70,7 @@ struct Bench<'a> {
 struct Lacks(String);
 
 /// With whether they run only with `--long`, or by their name. What runs always takes a minute and a half.
-const CHECKS: [(&str, bool, Check); 22] = [
+const CHECKS: [(&str, bool, Check); 23] = [
     ("mpi: grows, shrinks, releases", false, local::life),
     ("mpi: the program's exit code", false, local::exit_code),
     ("mpi: launcher killed at some moment", true, launcher::any),
@@ -93,6 +93,11 @@ const CHECKS: [(&str, bool, Check); 22] = [
     ("mpi: launcher killed while saving", true, launcher::saving),
     ("mpi: launchers killed at many moments", true, launcher::all),
     ("mpi: agent killed", false, losses::agent),
+    (
+        "mpi: a machine ends without a launcher",
+        true,
+        losses::alone,
+    ),
     ("mpi: saved and resumed", true, saves::resume),
     ("mpi: no room to save", true, saves::full),
     ("mpi: bad input", false, errors::all),
