@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use weft_wire::socket::Socket;
+use weft_wire::socket::{Socket, connect_unix};
 
 use crate::PATIENCE_MAX;
 
@@ -55,12 +55,15 @@ pub fn connect(
         path: path(),
         source,
     };
-    let client = UnixStream::connect(socket).map_err(|source| ConnectError::NoGateway {
-        path: path(),
-        source,
+    let end = Instant::now() + patience.min(PATIENCE_MAX) + GRACE;
+    let client = connect_unix(socket, GRACE).map_err(|source| match source.kind() {
+        io::ErrorKind::TimedOut => silent(source),
+        _ => ConnectError::NoGateway {
+            path: path(),
+            source,
+        },
     })?;
     let mut client = Socket::from(client);
-    let end = Instant::now() + patience.min(PATIENCE_MAX) + GRACE;
     let line = format!("{to} {}\n", patience.as_millis());
     // An answer may be there although the line could not be written: that it is full.
     let written = client.write_all_by(line.as_bytes(), end);

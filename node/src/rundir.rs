@@ -19,7 +19,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::report::AggregateView;
-use crate::sys;
 
 /// Longest request or answer, bytes: sixteen nodes with all their counters.
 const LINE_BYTES_MAX: u64 = 256 << 10;
@@ -303,9 +302,9 @@ impl Client {
 /// Connects to a socket of the directory, within a bound.
 ///
 /// # Errors
-/// See [`sys::connect_unix`].
+/// See [`weft_wire::socket::connect_unix`].
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
-    sys::connect_unix(path, CONNECT_BOUND)
+    weft_wire::socket::connect_unix(path, CONNECT_BOUND)
 }
 
 /// Asks the aggregate of `pid`.
@@ -455,7 +454,7 @@ mod tests {
         let directory = path.clone();
         let client =
             std::thread::spawn(move || ask(&directory, 1, &AggregateRequest::Shrink { node: 2 }));
-        sys::wait_readable(&[entry.descriptor()], Duration::from_secs(5)).unwrap();
+        crate::sys::wait_readable(&[entry.descriptor()], Duration::from_secs(5)).unwrap();
         let (request, client_end) = entry.accept::<AggregateRequest>().unwrap();
         assert_eq!(request, AggregateRequest::Shrink { node: 2 });
         client_end.answer(&AggregateReply::Refused("busy".into()));

@@ -5,8 +5,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -14,10 +13,9 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    connect, recvmsg, sendmsg, setsockopt, socket, socketpair, sockopt::SendTimeout,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg,
+    sendmsg, socketpair,
 };
-use nix::sys::time::TimeVal;
 
 /// A memfd of exactly `bytes`, sealed at that size: no other holder of the descriptor
 /// can shrink it under this process's mapping (which would be SIGBUS).
@@ -57,45 +55,6 @@ pub fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
         None,
         SockFlag::SOCK_CLOEXEC,
     )?)
-}
-
-/// Connects to the UNIX socket at `path`. While its backlog is full the kernel waits, `bound`
-/// at most.
-///
-/// # Errors
-/// The kernel's; [`io::ErrorKind::TimedOut`] if the process that listens accepts nobody.
-pub fn connect_unix(path: &Path, bound: Duration) -> io::Result<UnixStream> {
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let stream = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    let timeout = |bound: Duration| {
-        // Zero would mean "for ever".
-        let microseconds = bound.subsec_micros().max(1).into();
-        setsockopt(
-            &stream,
-            SendTimeout,
-            &TimeVal::new(bound.as_secs() as i64, microseconds),
-        )
-    };
-    timeout(bound)?;
-    let address = UnixAddr::new(path)?;
-    let deadline = Instant::now() + bound;
-    loop {
-        match connect(stream.as_raw_fd(), &address) {
-            Ok(()) => break,
-            Err(Errno::EINTR) => timeout(deadline.saturating_duration_since(Instant::now()))?,
-            Err(Errno::EAGAIN) => {
-                let text = format!(
-                    "no connection was accepted within {} s",
-                    bound.as_secs_f32()
-                );
-                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let stream = UnixStream::from(stream);
-    stream.set_write_timeout(None)?;
-    Ok(stream)
 }
 
 /// Sends one packet with descriptors. Fails rather than blocks: the receiver is
@@ -306,29 +265,6 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(has_filter(child.id()).is_err());
-    }
-
-    #[test]
-    fn connecting_to_a_full_backlog_is_bounded() {
-        let path = std::env::temp_dir().join(format!("weft-backlog-{}", std::process::id()));
-        let bound = Duration::from_millis(50);
-        let connect = || connect_unix(&path, bound);
-        assert_eq!(connect().unwrap_err().kind(), io::ErrorKind::NotFound);
-        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
-        let waiting = connect().unwrap();
-        assert_eq!(waiting.write_timeout().unwrap(), None);
-        let full = connect().unwrap_err();
-        assert_eq!(full.kind(), io::ErrorKind::TimedOut);
-        assert_eq!(full.to_string(), "no connection was accepted within 0.05 s");
-        drop(listener.accept().unwrap());
-        drop(connect().unwrap());
-        drop(listener);
-        assert_eq!(
-            connect().unwrap_err().kind(),
-            io::ErrorKind::ConnectionRefused
-        );
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -5,12 +5,46 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// Kernel buffers of a link's socket, bytes each way: a frame of 64 pages.
 /// Larger ones, and those that the kernel grows by itself, are several times
 /// slower over loopback (measured, see `docs/wire.md`).
 pub const BUFFER_BYTES: usize = 256 << 10;
+
+/// Connects to the UNIX socket at `path`. While its backlog is full the kernel waits, `bound`
+/// at most.
+///
+/// # Errors
+/// The kernel's; [`ErrorKind::TimedOut`] if the process that listens accepts nobody.
+pub fn connect_unix(path: &Path, bound: Duration) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    let deadline = Instant::now() + bound;
+    loop {
+        let patience = left(deadline).unwrap_or(Duration::from_micros(1));
+        set_socket_timeout(&stream, Timeout::Send, Some(patience))?;
+        match connect(&stream, &address) {
+            Ok(()) => break,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let seconds = bound.as_secs_f32();
+                let text = format!("no connection was accepted within {seconds} s");
+                return Err(io::Error::new(ErrorKind::TimedOut, text));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let stream = UnixStream::from(stream);
+    stream.set_write_timeout(None)?;
+    Ok(stream)
+}
 
 /// A connected stream socket.
 #[derive(Debug)]
@@ -227,5 +261,30 @@ impl From<TcpStream> for Socket {
 impl From<UnixStream> for Socket {
     fn from(stream: UnixStream) -> Socket {
         Socket::Unix(stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connecting_to_a_full_backlog_is_bounded() {
+        let path = std::env::temp_dir().join(format!("weft-backlog-{}", std::process::id()));
+        let bound = Duration::from_millis(50);
+        let connect = || connect_unix(&path, bound);
+        assert_eq!(connect().unwrap_err().kind(), ErrorKind::NotFound);
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let waiting = connect().unwrap();
+        assert_eq!(waiting.write_timeout().unwrap(), None);
+        let full = connect().unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::TimedOut);
+        assert_eq!(full.to_string(), "no connection was accepted within 0.05 s");
+        drop(listener.accept().unwrap());
+        drop(connect().unwrap());
+        drop(listener);
+        assert_eq!(connect().unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        std::fs::remove_file(&path).unwrap();
     }
 }
