@@ -58,6 +58,8 @@ pub const FRAME_AGE_MS: u64 = 120_000;
 pub const ADDRESS_AGE_MS: u64 = 300_000;
 /// How long the place of a machine is kept that has left and was not heard elsewhere.
 pub const GONE_MS: u64 = 10_000;
+/// So long after a machine has announced itself at a place, only another announcement moves it.
+pub const NEW_MS: u64 = 2_000;
 
 /// There are as many ports of that kind as may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -294,9 +296,10 @@ impl Switch {
             port: from,
             since,
             heard: now,
+            announced: None,
         };
         match self.table.get(address) {
-            Some(old) if old.port == from => self.table.hear(address, now),
+            Some(old) if old.port == from => self.table.hear(address, now, false),
             Some(old) if old.since >= since => {}
             old => drop(self.put(address, old, place)),
         }
@@ -324,17 +327,28 @@ impl Switch {
             port: from,
             since: now,
             heard: now,
+            announced: header.announces.then_some(now),
         };
         match old {
             Some(old) if old.port == from => {
-                self.table.hear(header.source, now);
+                self.table.hear(header.source, now, header.announces);
                 true
             }
+            // It was on its way when the machine left: by another way than the announcement.
+            Some(old) if !header.announces && self.is_new(old, now) => true,
             Some(_) if self.is_peer(from) && !header.announces && self.is_here(header.source) => {
                 true
             }
             old => self.put(header.source, old, place),
         }
+    }
+
+    /// Whether a machine has announced itself at its place of late, and is still there.
+    fn is_new(&self, place: Place, now: u64) -> bool {
+        let announced = place.announced.map(|at| now.saturating_sub(at));
+        let port = self.ports.get(&place.port);
+        let is_gone = port.is_none_or(|port| matches!(port.kind, Kind::Machine { gone: Some(_) }));
+        !is_gone && announced.is_some_and(|age| age < NEW_MS)
     }
 
     /// Writes down a new place; what waits at the old one follows.

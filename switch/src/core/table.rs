@@ -17,6 +17,8 @@ pub struct Place {
     pub since: u64,
     /// When it was heard last.
     pub heard: u64,
+    /// When it announced itself there last.
+    pub announced: Option<u64>,
 }
 
 /// All addresses that are known.
@@ -33,9 +35,12 @@ impl Table {
     }
 
     /// The address was heard at the port where it is known to be.
-    pub fn hear(&mut self, address: Address, now: u64) {
+    pub fn hear(&mut self, address: Address, now: u64, announces: bool) {
         if let Some(place) = self.places.get_mut(&address) {
             place.heard = now;
+            if announces {
+                place.announced = Some(now);
+            }
         }
     }
 

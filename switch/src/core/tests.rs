@@ -126,6 +126,33 @@ fn no_frame_waits_for_ever() {
     assert_eq!(switch.known(), 1);
 }
 
+/// The machine has moved from one peer to another; its last frame from there comes later than
+/// its announcement.
+#[test]
+fn an_old_frame_does_not_move_a_machine_back() {
+    let (mut switch, [a, b, old]) = small();
+    let new = switch.add_peer().unwrap();
+    switch.peer_up(new);
+    switch.receive(old, &frame(card(7), card(0), 1), 10);
+    assert_eq!(switch.port_of(card(7)), Some(old));
+    switch.receive(new, &announcement(card(7)), 20);
+    out(&mut switch, a, 20);
+    switch.receive(old, &frame(card(7), card(0), 2), 25);
+    assert_eq!(numbers(&mut switch, a), [2], "it is passed on");
+    assert_eq!(switch.port_of(card(7)), Some(new));
+    // The same where it was: what its former process sent is read late.
+    switch.receive(new, &announcement(card(1)), 30);
+    out(&mut switch, a, 30);
+    switch.receive(b, &frame(card(1), card(0), 3), 35);
+    assert_eq!(switch.port_of(card(1)), Some(new));
+    assert_eq!(numbers(&mut switch, a), [3]);
+    // Another announcement counts at once, and after a while each frame.
+    switch.receive(old, &announcement(card(7)), 40);
+    assert_eq!(switch.port_of(card(7)), Some(old));
+    switch.receive(new, &frame(card(7), card(0), 4), 40 + NEW_MS);
+    assert_eq!(switch.port_of(card(7)), Some(new));
+}
+
 #[test]
 fn what_waits_follows_a_machine_to_where_it_announces_itself() {
     let (mut switch, [a, b, peer]) = small();
