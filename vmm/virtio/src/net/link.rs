@@ -67,6 +67,15 @@ pub trait Link: Send {
         let _ = frame;
         false
     }
+    /// What has come and was not received, oldest first, while the pair stands: for the process
+    /// that goes on with the machine. The link keeps it.
+    fn waiting(&mut self) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
+    /// These came before all others.
+    fn put_first(&mut self, frames: Vec<Vec<u8>>) {
+        let _ = frames;
+    }
     /// Whether frames shall come in here.
     fn set_attached(&mut self, attached: bool) {
         let _ = attached;

@@ -1,7 +1,8 @@
 //! Frames over a connected stream socket, each after its length in four bytes,
 //! most significant first: what passt speaks, and QEMU's `-netdev stream`.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
@@ -23,6 +24,8 @@ const ROOM_MIN: usize = 4 * FRAME_MAX;
 pub struct Stream {
     socket: UnixStream,
     input: Box<[u8]>,
+    /// Frames that come before what is in `input`, with their headers.
+    first: VecDeque<Vec<u8>>,
     /// What of `input` was read and not yet given out.
     start: usize,
     end: usize,
@@ -37,6 +40,7 @@ impl Stream {
         Ok(Self {
             socket,
             input: vec![0; INPUT].into(),
+            first: VecDeque::new(),
             start: 0,
             end: 0,
             output: Vec::new(),
@@ -45,7 +49,11 @@ impl Stream {
 
     /// The next whole frame of the input.
     fn next_frame(&self) -> io::Result<Option<&[u8]>> {
-        let waiting = &self.input[self.start..self.end];
+        self.frame_at(self.start)
+    }
+
+    fn frame_at(&self, start: usize) -> io::Result<Option<&[u8]>> {
+        let waiting = &self.input[start..self.end];
         let Some((length, rest)) = waiting.split_first_chunk::<LENGTH>() else {
             return Ok(None);
         };
@@ -88,6 +96,20 @@ impl Stream {
         Ok(())
     }
 
+    /// By `read`, which all threads may call: a machine that is saved has another one ask.
+    fn read(&mut self) -> io::Result<usize> {
+        let room = &mut self.input[self.end..];
+        // SAFETY: the bytes are ours alone, and the descriptor is the socket's.
+        let read = unsafe {
+            libc::read(
+                self.socket.as_raw_fd(),
+                room.as_mut_ptr().cast(),
+                room.len(),
+            )
+        };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
+
     /// Reads what there is, as far as there is room.
     fn fill(&mut self) -> io::Result<()> {
         if self.start == self.end {
@@ -98,7 +120,7 @@ impl Stream {
             self.start = 0;
         }
         while self.end < self.input.len() {
-            match self.socket.read(&mut self.input[self.end..]) {
+            match self.read() {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.end += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -120,6 +142,12 @@ impl Link for Stream {
     }
 
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
+        if let Some(first) = self.first.pop_front() {
+            if let Some(room) = frame.get_mut(..first.len()) {
+                room.copy_from_slice(&first);
+            }
+            return Ok(Some(first.len()));
+        }
         if self.next_frame()?.is_none() {
             self.fill()?;
         }
@@ -134,6 +162,29 @@ impl Link for Stream {
         }
         self.start += LENGTH + length;
         Ok(Some(HEADER + length))
+    }
+
+    fn give_back(&mut self, frame: Option<&[u8]>) -> bool {
+        self.first.extend(frame.map(<[u8]>::to_vec));
+        self.first.rotate_right(usize::from(frame.is_some()));
+        true
+    }
+
+    fn waiting(&mut self) -> Vec<Vec<u8>> {
+        // What does not come now is lost, as is a frame that is malformed.
+        let _ = self.fill();
+        let mut all: Vec<Vec<u8>> = self.first.iter().cloned().collect();
+        let mut start = self.start;
+        while let Ok(Some(frame)) = self.frame_at(start) {
+            start += LENGTH + frame.len();
+            all.push([&[0; HEADER], frame].concat());
+        }
+        all
+    }
+
+    fn put_first(&mut self, frames: Vec<Vec<u8>>) {
+        let after = std::mem::replace(&mut self.first, frames.into());
+        self.first.extend(after);
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -160,5 +211,50 @@ impl Link for Stream {
         let body = frame.get(HEADER..).unwrap_or_default();
         let copy = |skip: usize, rest: &mut [u8]| rest.copy_from_slice(&body[skip..]);
         self.send_pieces(body.len(), &[IoVector::of(body)], copy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(body: u8) -> Vec<u8> {
+        [&3_u32.to_be_bytes()[..], &[body; 3]].concat()
+    }
+
+    fn frame(body: u8) -> Vec<u8> {
+        [&[0; HEADER][..], &[body; 3]].concat()
+    }
+
+    fn next(stream: &mut Stream) -> Option<Vec<u8>> {
+        let mut room = vec![0; HEADER + FRAME_MAX];
+        let length = stream.receive(&mut room).unwrap()?;
+        Some(room[..length].to_vec())
+    }
+
+    #[test]
+    fn what_was_not_used_comes_first_elsewhere() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut stream = Stream::new(near).unwrap();
+        far.write_all(&[message(1), message(2)].concat()).unwrap();
+        let taken = next(&mut stream).unwrap();
+        assert!(stream.give_back(Some(&taken)));
+        assert!(stream.give_back(None));
+        // The last one has come in part only.
+        far.write_all(&[&message(3), &message(4)[..5]].concat())
+            .unwrap();
+        let along = stream.waiting();
+        assert_eq!(along, [frame(1), frame(2), frame(3)]);
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut there = Stream::new(near).unwrap();
+        far.write_all(&message(5)).unwrap();
+        there.put_first(along);
+        // And here, if it does not go.
+        for (stream, bodies) in [(&mut there, [1, 2, 3, 5]), (&mut stream, [1, 2, 3, 0])] {
+            for body in bodies.into_iter().filter(|body| *body > 0) {
+                assert_eq!(next(stream), Some(frame(body)));
+            }
+            assert_eq!(next(stream), None);
+        }
     }
 }

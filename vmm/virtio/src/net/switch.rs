@@ -170,6 +170,22 @@ impl Link for SwitchLink {
         self.with((), |stream| stream.send_bytes(frame))
     }
 
+    fn give_back(&mut self, frame: Option<&[u8]>) -> bool {
+        self.stream
+            .as_mut()
+            .is_some_and(|stream| stream.give_back(frame))
+    }
+
+    fn waiting(&mut self) -> Vec<Vec<u8>> {
+        self.stream.as_mut().map_or(Vec::new(), Stream::waiting)
+    }
+
+    fn put_first(&mut self, frames: Vec<Vec<u8>>) {
+        if let Some(stream) = &mut self.stream {
+            stream.put_first(frames);
+        }
+    }
+
     fn may_be_pulled(&self) -> bool {
         true
     }

@@ -61,6 +61,7 @@ impl VirtioDevice for NetworkFront {
         DeviceState::Net(NetState {
             configuration: self.configuration.bytes(),
             active: 1,
+            waiting: Vec::new(),
         })
     }
 

@@ -11,8 +11,9 @@
 //! Invariants: frames of a port go to the link in the order in which they came, and
 //! none of them is lost: what the link does not take waits, and who sends is told,
 //! or finds out, that there is no room. Frames for the guest wait for a port up to
-//! [`QUEUE_MAX`] bytes, then are lost, as by any switch. While the driver uses no
-//! pair, frames for it are lost.
+//! [`QUEUE_MAX`] bytes, then are lost, as by any switch. Until the driver uses a pair, they stay
+//! in the link: a machine that comes from another host has frames before it runs. Once it uses
+//! none any more, frames for it are lost.
 //!
 //! One thread reads the link (`weft-netN`), and has a pair that is served here take what
 //! came, as far as that needs no waiting; what a pair sends goes to the link on the
@@ -64,7 +65,8 @@ struct Uplink {
     /// Frames of other slices' pairs that the link did not take, and the port whose slice
     /// waits to hear that it did.
     waiting: VecDeque<(Option<u16>, Vec<u8>)>,
-    usage: Usage,
+    /// `None`: it has used nothing yet.
+    usage: Option<Usage>,
     /// The link was not told of it yet.
     news: bool,
     down: bool,
@@ -177,7 +179,7 @@ impl Switch {
                 link,
                 steering: Steering::new(),
                 waiting: VecDeque::new(),
-                usage: Usage::default(),
+                usage: None,
                 news: false,
                 down: false,
             }),
@@ -250,10 +252,10 @@ impl Switch {
     /// The driver uses this from now on. Waits for nothing.
     pub fn use_as(&self, usage: Usage) {
         let mut uplink = lock(&self.uplink);
-        uplink.usage = Usage {
+        uplink.usage = Some(Usage {
             pairs: usage.pairs.min(self.ports.len() as u16),
             ..usage
-        };
+        });
         uplink.news = true;
         drop(uplink);
         if usage.pairs == 0 {
@@ -400,9 +402,10 @@ impl Switch {
     pub(crate) fn flush(&self) {
         let mut uplink = lock(&self.uplink);
         let uplink = &mut *uplink;
-        if std::mem::take(&mut uplink.news) && uplink.usage.pairs > 0 {
+        let used = uplink.usage.filter(|usage| usage.pairs > 0);
+        if let (true, Some(usage)) = (std::mem::take(&mut uplink.news), used) {
             uplink.link.set_attached(true);
-            if let Err(error) = uplink.link.set_features(uplink.usage.features) {
+            if let Err(error) = uplink.link.set_features(usage.features) {
                 self.lose(uplink, &error);
             }
         }
@@ -429,19 +432,19 @@ impl Switch {
     }
 
     /// Reads some frames and sends them on; whether there may be more.
-    fn bring(&self, frame: &mut [u8]) -> bool {
+    pub(crate) fn bring(&self, frame: &mut [u8]) -> bool {
         let mut more = true;
         for _ in 0..BATCH {
             let (length, pair) = {
                 let mut uplink = lock(&self.uplink);
-                if uplink.down {
+                let (false, Some(usage)) = (uplink.down, uplink.usage) else {
                     more = false;
                     break;
-                }
+                };
                 match uplink.link.receive(frame) {
-                    Ok(Some(_)) if uplink.usage.pairs == 0 => continue,
+                    Ok(Some(_)) if usage.pairs == 0 => continue,
                     Ok(Some(length)) => {
-                        let pair = uplink.steering.pair(&frame[..length], uplink.usage.pairs);
+                        let pair = uplink.steering.pair(&frame[..length], usage.pairs);
                         (length, pair)
                     }
                     Ok(None) => {
@@ -591,6 +594,20 @@ impl PortLink {
         let port = self.switch.ports.get(usize::from(self.pair));
         port.map(|port| &port.here)
     }
+
+    /// Gives a frame to the network's own link.
+    fn pass(&self, frame: &[u8]) -> io::Result<()> {
+        let mut uplink = lock(&self.switch.uplink);
+        uplink.steering.transmitted(frame, self.pair);
+        if uplink.waiting.is_empty() && self.switch.transmit(&mut uplink, frame) {
+            return Ok(());
+        }
+        // Under the uplink's lock, so that the thread which finds room sees it.
+        if let Some(here) = self.here() {
+            lock(&here.local).blocked = true;
+        }
+        Err(ErrorKind::WouldBlock.into())
+    }
 }
 
 impl Link for PortLink {
@@ -620,17 +637,11 @@ impl Link for PortLink {
         let copied = copy_out(memory, frame, 0, &mut self.frame[..length]);
         // Nothing of an earlier frame goes with one whose pages did not come.
         self.frame[copied..length].fill(0);
-        let bytes = &self.frame[..length];
-        let mut uplink = lock(&self.switch.uplink);
-        uplink.steering.transmitted(bytes, self.pair);
-        if uplink.waiting.is_empty() && self.switch.transmit(&mut uplink, bytes) {
-            return Ok(());
-        }
-        // Under the uplink's lock, so that the thread which finds room sees it.
-        if let Some(here) = self.here() {
-            lock(&here.local).blocked = true;
-        }
-        Err(ErrorKind::WouldBlock.into())
+        self.pass(&self.frame[..length])
+    }
+
+    fn send_bytes(&mut self, frame: &[u8]) -> io::Result<()> {
+        self.pass(frame)
     }
 
     fn give_back(&mut self, frame: Option<&[u8]>) -> bool {
@@ -640,6 +651,20 @@ impl Link for PortLink {
             local.frames.push_front(frame.to_vec());
         }
         true
+    }
+
+    fn waiting(&mut self) -> Vec<Vec<u8>> {
+        // The thread that reads the network has gone on while the machine stands.
+        let here = self.here();
+        here.map_or(Vec::new(), |here| {
+            lock(&here.local).frames.iter().cloned().collect()
+        })
+    }
+
+    fn put_first(&mut self, frames: Vec<Vec<u8>>) {
+        if let Some(here) = self.here() {
+            here.queue_first(frames);
+        }
     }
 
     fn set_inline_handler(&mut self, handler: InlineHandler) {

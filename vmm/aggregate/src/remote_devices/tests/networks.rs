@@ -12,7 +12,7 @@ use weft_virtio::ring::{Segment, copy_out, total};
 
 use super::*;
 use crate::devices::DataPath;
-use crate::remote_devices::net::{BATCH_MAX, window};
+use crate::remote_devices::net::{BATCH_MAX, PairWay, Switch, window};
 
 const HEADER: usize = 12;
 /// Where the headers of frames say that they leave the checksum to the other side.
@@ -333,6 +333,62 @@ fn a_cable_that_is_out_is_seen() {
 }
 
 /// A pair with no room for frames holds up no other, and gets what it has room for.
+/// A switch with one pair, which is served here, and the far end of its cable.
+fn lone_switch() -> (std::sync::Arc<Switch>, UnixDatagram) {
+    let (near, far) = UnixDatagram::pair().unwrap();
+    near.set_nonblocking(true).unwrap();
+    let pair = PairWay {
+        is_here: true,
+        sender: None,
+    };
+    let gone = Box::new(|error: &io::Error| panic!("{error}"));
+    let switch = Switch::new(Box::new(Cable(near)), vec![pair], window(20), gone);
+    (switch.unwrap(), far)
+}
+
+/// The machine goes to another process: what came before it ran there, too, waits.
+#[test]
+fn frames_go_along_with_the_machine() {
+    let frames: Vec<Vec<u8>> = (0..5).map(|seed| frame(1, 2, 40, seed)).collect();
+    let one_pair = Usage {
+        features: 0,
+        pairs: 1,
+    };
+    // As its thread does.
+    let waiting = |switch: &Switch, port: &mut Box<dyn Link>| {
+        switch.bring(&mut vec![0; 1 << 16]);
+        port.waiting()
+    };
+    let (before, far) = lone_switch();
+    let mut port = before.port(0);
+    before.use_as(one_pair);
+    far.send(&frames[0]).unwrap();
+    far.send(&frames[1]).unwrap();
+    assert_eq!(waiting(&before, &mut port), frames[..2]);
+    // The pair stands: it gives back what it has taken.
+    let mut taken = vec![0; frames[0].len()];
+    assert_eq!(port.receive(&mut taken).unwrap(), Some(taken.len()));
+    assert!(port.give_back(Some(&taken)));
+    let along = port.waiting();
+    assert_eq!(along, frames[..2]);
+
+    let (after, far) = lone_switch();
+    let mut port = after.port(0);
+    far.send(&frames[2]).unwrap();
+    assert!(waiting(&after, &mut port).is_empty(), "it is not used yet");
+    far.send(&frames[3]).unwrap();
+    // Others learn where it is now, before it runs.
+    port.send_bytes(&frames[0]).unwrap();
+    assert_eq!(received(&far), frames[0]);
+    port.put_first(along);
+    after.use_as(one_pair);
+    far.send(&frames[4]).unwrap();
+    assert_eq!(waiting(&after, &mut port), frames);
+    after.use_as(Usage::default());
+    far.send(&frames[0]).unwrap();
+    assert!(waiting(&after, &mut port).is_empty(), "its driver is gone");
+}
+
 #[test]
 fn a_pair_without_buffers_holds_up_no_other() {
     let (rig, far) = rig(0, Duration::ZERO);
