@@ -184,6 +184,9 @@ pub enum VmCommand {
         /// good, while the guest runs
         #[arg(long)]
         with_disks: bool,
+        /// Leave node 0 where it is, with the console, the PCI bus and the API, also if it could go
+        #[arg(long, conflicts_with = "with_disks")]
+        keep_home: bool,
         #[command(flatten)]
         how: MigrationArgs,
     },
@@ -528,6 +531,7 @@ impl MigrationArgs {
             downtime_ms: self.downtime,
             bytes_per_s: self.bandwidth,
             with_disks: false,
+            keep_home: false,
         }
     }
 }

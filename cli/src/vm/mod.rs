@@ -47,7 +47,7 @@ use std::time::Instant;
 
 use weft_machine::migration::{Choose, Migration};
 
-pub use args::VmCommand;
+pub use args::{CpuArg, VmCommand};
 pub use checks::checks;
 
 /// Does what the command says. `started`: when this process began.
@@ -99,10 +99,12 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             spread,
             choose,
             with_disks,
+            keep_home,
             how,
         } => {
             let migration = Migration {
                 with_disks,
+                keep_home,
                 ..how.to(to, spread, choose.into())
             };
             let machine = growth::Machine::find(&machine, how.by_hand)?;

@@ -28,6 +28,9 @@ const HOME: &str = "it has the machine's console, PCI bus and API";
 pub struct HomeMove {
     /// What the old host calls the new one.
     pub host: String,
+    /// The process there has all of the machine, and no other node is left.
+    #[serde(default)]
+    pub alone: bool,
     /// Nanoseconds since the move began: all vCPUs stood.
     pub paused_ns: u64,
     /// The last pages had gone, and the state was saved.
@@ -39,7 +42,7 @@ pub struct HomeMove {
 }
 
 /// Moves the home to the host of `node`, if `with_disks` with copies of node 0's disks. Where
-/// that is not the only other node, the new process takes the place of node 0 among them, and
+/// that is not the only other node, or the machine began on several, the new process takes the place of node 0 among them, and
 /// has links to them under a number that is free now.
 ///
 /// # Errors
@@ -51,8 +54,10 @@ pub(super) fn move_home(
     job: &Job,
 ) -> Result<HomeMove, String> {
     let stays = |reason: String| format!("{HOME}: {reason}");
+    // The devices of a machine that began on several nodes have queues for each of them.
+    let fits_one = slice.placement().slices() == 1;
     let heir = match slice.members().len() {
-        2 => None,
+        2 if fits_one => None,
         _ => Some(slice.free_number().ok_or_else(|| {
             stays("a process that takes them needs a number, and all are used".into())
         })?),
@@ -190,6 +195,7 @@ fn hand_over(
     processes.let_home_go(taker)?;
     Ok(HomeMove {
         host,
+        alone: place.heir.is_none(),
         paused_ns,
         given_ns,
         taken_ns,

@@ -67,6 +67,9 @@ pub struct Migration {
     /// Disks of node 0 are copied, if the machine leaves its host for good.
     #[serde(default)]
     pub with_disks: bool,
+    /// Node 0 stays for the console, the PCI bus and the API, where it could leave, too.
+    #[serde(default)]
+    pub keep_home: bool,
 }
 
 impl Migration {
@@ -232,7 +235,9 @@ impl Handle {
             return Err(course.go_back(refusal.of(MIGRATE)));
         }
         course.leave();
-        course.move_home(wanted.with_disks);
+        if !wanted.keep_home {
+            course.move_home(wanted.with_disks);
+        }
         let mut report = course.report;
         report.total_s = begun.elapsed().as_secs_f64();
         Ok(report)

@@ -424,6 +424,7 @@ fn migration(to: &[Destination], spread: bool) -> Migration {
         bytes_per_s: None,
         choose: Choose::History,
         with_disks: false,
+        keep_home: false,
     }
 }
 
