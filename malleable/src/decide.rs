@@ -20,6 +20,8 @@ pub enum Order {
         to: HostId,
         why: String,
     },
+    /// One machine over several hosts is on these from now on, with its home on the first.
+    Reshape { to: Vec<HostId>, why: String },
     /// No host is left in time: writes the machine to the folder that was named.
     Save { machine: MachineId, why: String },
     /// The host is empty, and goes back to the batch system.
@@ -33,10 +35,17 @@ pub enum Order {
 /// has happened, and once a second.
 pub fn decide(cluster: &Cluster, forecast: &Forecast, rules: &Rules, now: Duration) -> Vec<Order> {
     let mut round = Round::new(cluster, forecast, rules, now);
-    if rules.adaptive {
-        round.leave();
-        round.ask();
-        round.spread();
+    match &cluster.one {
+        _ if !rules.adaptive => {}
+        Some(one) => {
+            round.reshape(one);
+            round.ask();
+        }
+        None => {
+            round.leave();
+            round.ask();
+            round.spread();
+        }
     }
     round.give_back();
     round.orders
@@ -51,19 +60,19 @@ pub fn shrink(cluster: &Cluster, count: usize) -> Vec<HostId> {
     staying.iter().take(surplus).map(|(id, _)| **id).collect()
 }
 
-struct Round<'a> {
-    cluster: &'a Cluster,
+pub(crate) struct Round<'a> {
+    pub(crate) cluster: &'a Cluster,
     forecast: &'a Forecast,
-    rules: &'a Rules,
-    now: Duration,
+    pub(crate) rules: &'a Rules,
+    pub(crate) now: Duration,
     /// Where each machine is, or is about to be; orders of this round count.
-    goes_to: BTreeMap<MachineId, HostId>,
+    pub(crate) goes_to: BTreeMap<MachineId, HostId>,
     /// Hosts from which, and to which, a machine moves.
     sources: BTreeSet<HostId>,
     destinations: BTreeSet<HostId>,
-    moving: BTreeSet<MachineId>,
-    leaving: BTreeSet<HostId>,
-    orders: Vec<Order>,
+    pub(crate) moving: BTreeSet<MachineId>,
+    pub(crate) leaving: BTreeSet<HostId>,
+    pub(crate) orders: Vec<Order>,
 }
 
 impl<'a> Round<'a> {
@@ -100,7 +109,7 @@ impl<'a> Round<'a> {
         there.map(|(machine, _)| *machine).collect()
     }
 
-    fn bound(&self, machine: MachineId) -> Duration {
+    pub(crate) fn bound(&self, machine: MachineId) -> Duration {
         self.forecast.bound(&self.cluster.machines[&machine])
     }
 
@@ -127,7 +136,11 @@ impl<'a> Round<'a> {
         ending.sort();
         // A move that is under way may have taken the place at the only host that stays.
         let machines = self.goes_to.keys().map(|machine| self.bound(*machine));
-        let longest = machines.max().unwrap_or_default();
+        let longest = match self.cluster.one {
+            // Several of its parts may be moving in one step.
+            Some(_) => machines.fold(Duration::ZERO, Duration::saturating_add),
+            None => machines.max().unwrap_or_default(),
+        };
         // From the last to the first: each has to be empty before its own end, and before those
         // that end later need the hosts that stay.
         let mut last_start = Duration::MAX;
@@ -157,7 +170,7 @@ impl<'a> Round<'a> {
         self.cluster.hosts[&host].room.saturating_sub(taken)
     }
 
-    fn until(&self, host: HostId) -> Duration {
+    pub(crate) fn until(&self, host: HostId) -> Duration {
         self.cluster.hosts[&host].until.unwrap_or(Duration::MAX)
     }
 
@@ -193,7 +206,7 @@ impl<'a> Round<'a> {
         self.orders.push(Order::Move { machine, to, why });
     }
 
-    fn name(&self, host: HostId) -> &'a str {
+    pub(crate) fn name(&self, host: HostId) -> &'a str {
         &self.cluster.hosts[&host].name
     }
 
@@ -232,7 +245,7 @@ impl<'a> Round<'a> {
 
     /// No host can take the machine now. A host may come free or come new while there is time;
     /// then it is saved, if there is a folder for that.
-    fn last_resort(&mut self, machine: MachineId, host: HostId) {
+    pub(crate) fn last_resort(&mut self, machine: MachineId, host: HostId) {
         let empty_at = self.until(host).saturating_sub(self.rules.margin);
         let name = self.name(host);
         match self.rules.saves {
@@ -316,7 +329,7 @@ impl<'a> Round<'a> {
     }
 
     /// Whether the machine can stay there long enough.
-    fn is_worth(&self, machine: MachineId, to: HostId) -> bool {
+    pub(crate) fn is_worth(&self, machine: MachineId, to: HostId) -> bool {
         let moves = self.bound(machine).as_secs_f64() * 2.0;
         let stays = self.until(to).saturating_sub(self.now).as_secs_f64();
         stays >= moves * self.rules.worth

@@ -14,16 +14,67 @@ const TIMES_MAX: f64 = 3.0;
 const FIRST_BOUND: f64 = 2.0;
 /// Of the ratios of the last moves, for the bound.
 const QUANTILE: f64 = 0.9;
-/// What even a move of nothing takes, seconds.
+/// What even a move of nothing takes, seconds, before moves have shown it.
 const LEAST_S: f64 = 0.3;
+/// Moves from which it is seen how much of their time is their bytes'.
+const LINE_LEAST: usize = 6;
+/// How much these must differ in their bytes: standard deviation by mean.
+const LINE_SPREAD: f64 = 0.1;
 
 /// The link between hosts, and what moves took over it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
     /// Bytes a second.
     link: f64,
-    /// What the last moves took, as parts of what they should have, oldest first.
-    ratios: VecDeque<f64>,
+    /// The last moves, oldest first.
+    moves: VecDeque<Sample>,
+}
+
+/// A move.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Sample {
+    /// Seconds that its bytes need on the link, as far as is known.
+    bytes_s: f64,
+    took_s: f64,
+}
+
+/// Seconds of a move by the seconds that its bytes need.
+#[derive(Clone, Copy)]
+struct Line {
+    /// Of a move of nothing.
+    least: f64,
+    slope: f64,
+}
+
+impl Line {
+    /// Before moves have shown another.
+    const PLAIN: Line = Line {
+        least: LEAST_S,
+        slope: 1.0,
+    };
+
+    /// By least squares, where the moves differ enough.
+    fn through(moves: &VecDeque<Sample>) -> Line {
+        let count = moves.len() as f64;
+        let mean = |of: fn(&Sample) -> f64| moves.iter().map(of).sum::<f64>() / count;
+        let (bytes, took) = (mean(|sample| sample.bytes_s), mean(|sample| sample.took_s));
+        let part = |of: &dyn Fn(&Sample) -> f64| moves.iter().map(of).sum::<f64>() / count;
+        let variance = part(&|sample| (sample.bytes_s - bytes).powi(2));
+        if moves.len() < LINE_LEAST || variance.sqrt() < LINE_SPREAD * bytes {
+            return Line::PLAIN;
+        }
+        let common = part(&|sample| (sample.bytes_s - bytes) * (sample.took_s - took));
+        // A move of more bytes is not shorter, and one of none takes some time.
+        let slope = (common / variance).clamp(0.0, took / bytes);
+        Line {
+            least: took - slope * bytes,
+            slope,
+        }
+    }
+
+    fn at(self, bytes_s: f64) -> f64 {
+        self.least + self.slope * bytes_s
+    }
 }
 
 impl Forecast {
@@ -31,45 +82,52 @@ impl Forecast {
     pub fn new(link: f64) -> Forecast {
         Forecast {
             link: link.max(1.0),
-            ratios: VecDeque::new(),
+            moves: VecDeque::new(),
         }
     }
 
-    /// From the machine and the link alone: each round of copying ahead carries what was written
-    /// during the last, so all rounds are a geometric series.
-    fn plain(&self, machine: &Machine) -> f64 {
+    /// Each round of copying ahead carries what was written during the last, so all rounds are a
+    /// geometric series.
+    fn bytes_s(&self, machine: &Machine) -> f64 {
         let rest = 1.0 - (machine.dirties / self.link).clamp(0.0, 1.0);
         let times = (1.0 / rest.max(f64::EPSILON)).min(TIMES_MAX);
-        LEAST_S + machine.resident as f64 * times / self.link
+        machine.resident as f64 * times / self.link
     }
 
     /// What a move of the machine is expected to take.
     pub fn expected(&self, machine: &Machine) -> Duration {
-        seconds(self.plain(machine) * self.ratio(0.5).unwrap_or(1.0))
+        self.quantile(machine, 0.5, 1.0)
     }
 
     /// What nine of ten moves do not exceed.
     pub fn bound(&self, machine: &Machine) -> Duration {
-        seconds(self.plain(machine) * self.ratio(QUANTILE).unwrap_or(FIRST_BOUND))
+        self.quantile(machine, QUANTILE, FIRST_BOUND)
     }
 
     /// A move of the machine, as it was when that began, took so long.
     pub fn learn(&mut self, machine: &Machine, took: Duration) {
-        let ratio = took.as_secs_f64() / self.plain(machine);
-        if ratio.is_finite() && ratio > 0.0 {
-            self.ratios.push_back(ratio);
-            if self.ratios.len() > SAMPLES {
-                self.ratios.pop_front();
-            }
+        if took.is_zero() {
+            return;
+        }
+        self.moves.push_back(Sample {
+            bytes_s: self.bytes_s(machine),
+            took_s: took.as_secs_f64(),
+        });
+        if self.moves.len() > SAMPLES {
+            self.moves.pop_front();
         }
     }
 
-    /// A quantile of the last ratios. While they are few, the largest stands for the upper ones.
-    fn ratio(&self, part: f64) -> Option<f64> {
-        let mut sorted: Vec<f64> = self.ratios.iter().copied().collect();
-        sorted.sort_by(f64::total_cmp);
-        let at = (part * sorted.len() as f64) as usize;
-        sorted.get(at.min(sorted.len().checked_sub(1)?)).copied()
+    /// The line, corrected by what a part of the last moves did not exceed; `first`: before there
+    /// was one. While they are few, the largest stands for the upper ones.
+    fn quantile(&self, machine: &Machine, part: f64, first: f64) -> Duration {
+        let line = Line::through(&self.moves);
+        let ratio = |sample: &Sample| sample.took_s / line.at(sample.bytes_s);
+        let mut ratios: Vec<f64> = self.moves.iter().map(ratio).collect();
+        ratios.sort_by(f64::total_cmp);
+        let at = (part * ratios.len() as f64) as usize;
+        let ratio = ratios.get(at.min(ratios.len().saturating_sub(1)));
+        seconds(line.at(self.bytes_s(machine)) * ratio.copied().unwrap_or(first))
     }
 }
 
@@ -113,7 +171,7 @@ mod tests {
         for _ in 0..3 {
             forecast.learn(&moved, Duration::from_secs(20));
         }
-        assert_eq!(forecast.ratios.len(), SAMPLES);
+        assert_eq!(forecast.moves.len(), SAMPLES);
         let near =
             |duration: Duration, seconds: f64| (duration.as_secs_f64() - seconds).abs() < 1e-6;
         assert!(near(forecast.expected(&moved), 5.0));
@@ -123,5 +181,21 @@ mod tests {
             forecast.learn(&moved, Duration::from_secs(20));
         }
         assert!(near(forecast.expected(&moved), 20.0));
+    }
+
+    #[test]
+    fn what_moves_of_nothing_take_is_learned() {
+        let mut forecast = Forecast::new(100.0 * 1048576.0);
+        for round in 0..SAMPLES as u64 {
+            // The link is twice as fast as was thought, and each move begins with 2 s.
+            let moved = machine(100 + 50 * (round % 7), 0.0);
+            let took = 2.0 + moved.resident as f64 / (200.0 * 1048576.0);
+            forecast.learn(&moved, Duration::from_secs_f64(took));
+        }
+        for mebibytes in [0, 100, 1000] {
+            let expected = forecast.expected(&machine(mebibytes, 0.0)).as_secs_f64();
+            let real = 2.0 + mebibytes as f64 / 200.0;
+            assert!((expected - real).abs() < 1e-6, "{expected} for {real}");
+        }
     }
 }

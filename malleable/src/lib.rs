@@ -7,8 +7,9 @@
 
 mod decide;
 mod forecast;
+mod one;
 mod state;
 
 pub use decide::{Order, decide, shrink};
 pub use forecast::{Forecast, SAMPLES};
-pub use state::{Cluster, Host, HostId, Machine, MachineId, Rules};
+pub use state::{Cluster, Host, HostId, Machine, MachineId, OneMachine, Rules};

@@ -56,6 +56,28 @@ pub struct Cluster {
     pub asked: usize,
     pub hosts: BTreeMap<HostId, Host>,
     pub machines: BTreeMap<MachineId, Machine>,
+    /// The machines are the parts of this one, from number 0 on.
+    pub one: Option<OneMachine>,
+}
+
+/// One machine over all hosts, whose parts are the machines of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OneMachine {
+    /// The most hosts that it can be on: each has a vCPU.
+    pub hosts_max: usize,
+    /// The most hosts that it can have while it changes them: those before and after.
+    pub at_once_max: usize,
+    /// Its memory, bytes.
+    pub memory: u64,
+    /// What each part needs of a host's memory beside its share of the machine's, bytes.
+    pub overhead: u64,
+}
+
+impl OneMachine {
+    /// What a host needs for a part, if the machine is on `hosts`.
+    pub fn part(&self, hosts: usize) -> u64 {
+        self.overhead + self.memory.div_ceil(hosts.max(1) as u64)
+    }
 }
 
 /// What a site and a user set.

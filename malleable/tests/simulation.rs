@@ -242,6 +242,7 @@ impl World {
                     let left = machines.filter(|m| m.at == id || m.moves_to == Some(id));
                     assert_eq!(left.count(), 0, "a host that was given back was in use");
                 }
+                Order::Reshape { .. } => unreachable!("there are several machines"),
                 Order::Save { machine, .. } => self.save(machine),
                 Order::Stuck { machine, why } => {
                     eprintln!("{:?} {why}\n{:#?}", self.now, self.cluster);
