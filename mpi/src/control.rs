@@ -79,17 +79,52 @@ pub enum Task {
     Restore {
         machine: String,
         folder: PathBuf,
+        /// Other hosts that it is on from the start.
+        #[serde(default)]
+        on: Vec<String>,
     },
     /// To the host of that name.
     Move {
         machine: String,
         to: String,
     },
+    /// One machine over several hosts is on these from now on.
+    Reshape {
+        machine: String,
+        to: Vec<Part>,
+        /// Its home is where it stays, which is the first.
+        keeps_home: bool,
+    },
     /// Into a folder, and ends it.
     Save {
         machine: String,
         folder: PathBuf,
     },
+}
+
+/// A place for a part of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    pub host: String,
+    /// The number of the machine's node there; `None`: one joins.
+    pub node: Option<usize>,
+    /// Guest memory that it may have there, bytes.
+    pub memory: u64,
+}
+
+/// What came of an order that was carried out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Of a machine that is on other hosts now: the numbers of its nodes, in their order.
+    pub nodes: Vec<usize>,
+    /// Why its home, or another node, did not leave.
+    pub stays: Option<String>,
+    /// All of it is in the process of its new home.
+    #[serde(default)]
+    pub is_alone: bool,
+    /// How long the machine stood, each time that it did, milliseconds.
+    #[serde(default)]
+    pub stood_ms: Vec<u32>,
 }
 
 impl Task {
@@ -99,6 +134,7 @@ impl Task {
             Task::Start(machine) => &machine.name,
             Task::Restore { machine, .. }
             | Task::Move { machine, .. }
+            | Task::Reshape { machine, .. }
             | Task::Save { machine, .. } => machine,
         }
     }
@@ -114,6 +150,15 @@ pub struct Machine {
     /// Bytes.
     pub memory: u64,
     pub cpus: u32,
+    /// Other hosts that it is on from the start, a node on each.
+    #[serde(default)]
+    pub on: Vec<String>,
+    /// What each of several nodes may use beyond its own memory, bytes.
+    #[serde(default)]
+    pub spare: u64,
+    /// The CPU that the guest sees.
+    #[serde(default)]
+    pub cpu: String,
     /// Of its card, as `02:00:00:00:00:01`.
     pub address: String,
 }
@@ -125,7 +170,10 @@ pub enum FromAgent {
     /// All machines on its host.
     Machines(Vec<Seen>),
     /// An order has been carried out, or why it has not.
-    Done { id: u64, result: Result<(), String> },
+    Done {
+        id: u64,
+        result: Result<Outcome, String>,
+    },
     /// The batch system wants the host back.
     Leaves(String),
 }

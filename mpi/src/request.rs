@@ -104,7 +104,10 @@ pub struct MachineStatus {
     pub address: String,
     /// The name of its host.
     pub host: Option<String>,
-    /// The name of the host that it moves to.
+    /// The names of further hosts, if it is one over several.
+    #[serde(default)]
+    pub others: Vec<String>,
+    /// The name of the host that it moves to; of one over several, all of them.
     pub moves_to: Option<String>,
     /// What an agent does with it.
     pub task: Option<TaskStatus>,
@@ -123,6 +126,16 @@ pub struct TaskStatus {
     pub seconds: f64,
     /// Seconds that it should take as the last moves went; only of moves.
     pub expected: Option<f64>,
+}
+
+impl MachineStatus {
+    /// Whether it, or a part of it, is on that host.
+    pub fn is_on(&self, host: &str) -> bool {
+        self.host
+            .iter()
+            .chain(&self.others)
+            .any(|name| name == host)
+    }
 }
 
 /// What the program has written.

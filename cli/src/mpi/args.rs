@@ -10,6 +10,7 @@ use weft_mpi::launcher::{HOSTS_MAX, MACHINES_MAX};
 use weft_node::size::parse_size;
 
 use crate::values::parse_seconds;
+use crate::vm::CpuArg;
 
 /// `weft mpi …`.
 #[derive(Debug, Subcommand)]
@@ -154,10 +155,17 @@ pub struct MpiRunArgs {
     #[arg(long, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MACHINES_MAX)))]
     pub vms: Option<u32>,
+    /// Instead of machines that each have one host, one over all of them, whose vCPUs and memory
+    /// move as hosts come and go: --cpus, --memory and --slots are its own
+    #[arg(long, conflicts_with = "vms")]
+    pub one_machine: bool,
     /// vCPUs of each machine
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=64))]
     pub cpus: u32,
+    /// The CPU that machines see, as a level of x86-64; a host that lacks it goes back
+    #[arg(long, value_enum, value_name = "LEVEL", default_value = "v2")]
+    pub cpu: CpuArg,
     /// Memory of each machine
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     pub memory: u64,

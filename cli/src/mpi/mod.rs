@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use weft_mpi::launcher::{self, Launcher, ListedHost, Options, SiteOptions};
 use weft_mpi::request::{self, Answer, Request};
+use weft_vcpu::CpuModel;
 
 use args::{MpiRunArgs, OnArg};
 
@@ -97,14 +98,27 @@ fn ask(cluster: Option<String>, request: &Request) -> anyhow::Result<ExitCode> {
 fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
     let slots = args.slots.unwrap_or(args.cpus);
     let hosts = args.hosts as usize;
-    let machines = args.vms.unwrap_or(args.hosts as u32);
+    let machines = match args.one_machine {
+        true => 1,
+        false => args.vms.unwrap_or(args.hosts as u32),
+    };
     let all = machines.saturating_mul(slots);
     if let Some(processes) = args.processes.filter(|processes| *processes > all) {
+        let more = if args.one_machine { "--cpus" } else { "--vms" };
         bail!(
             "{processes} processes do not fit on {machines} machines with {slots} slots each: ask \
-             for more --vms, more --slots, or -n {all}"
+             for more {more}, more --slots, or -n {all}"
         );
     }
+    let most = args.grow.map_or(hosts, |(count, _)| count.max(hosts));
+    let one_most = launcher::ONE_HOSTS_MAX.min(args.cpus as usize);
+    ensure!(
+        !args.one_machine || most <= one_most,
+        "one machine of {} vCPUs is on {one_most} hosts at most: ask for more --cpus, up to {}, or \
+         fewer --hosts",
+        args.cpus,
+        launcher::ONE_HOSTS_MAX
+    );
     let least = args.margin + LEAST_TIME;
     ensure!(
         args.time >= least,
@@ -137,7 +151,6 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    let most = args.grow.map_or(hosts, |(count, _)| count.max(hosts));
     let site = match args.on {
         OnArg::Slurm => SiteOptions::Slurm {
             options: args.batch,
@@ -161,9 +174,17 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
         "--list is for --on local"
     );
     let is_here = args.on == OnArg::Local && args.list.is_none();
+    let cpu = CpuModel::from(args.cpu);
     let options = Options {
+        one_machine: args.one_machine,
         machines,
         cpus: args.cpus,
+        cpu: cpu.name().to_owned(),
+        cpu_features: cpu
+            .host_features()
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
         memory: args.memory,
         slots,
         processes: args.processes,

@@ -103,7 +103,7 @@ fn text(status: &Status) -> String {
     ];
     let row = |host: &request::HostStatus| {
         let there = status.machines.iter();
-        let there = there.filter(|machine| machine.host.as_ref() == Some(&host.name));
+        let there = there.filter(|machine| machine.is_on(&host.name));
         let machines: Vec<String> = there
             .map(|machine| match &machine.moves_to {
                 Some(to) => format!("{} (to {to})", machine.name),

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use weft_wire::channel::Writer;
 
-use crate::control::{FromAgent, PULSE, Seen, Task, ToAgent};
+use crate::control::{FromAgent, Outcome, PULSE, Seen, Task, ToAgent};
 use crate::token::Token;
 use place::Place;
 use services::Services;
@@ -55,7 +55,7 @@ enum Event {
     },
     Done {
         id: u64,
-        result: Result<(), String>,
+        result: Result<Outcome, String>,
     },
     Machines(Vec<Seen>),
     /// By its name.
@@ -105,7 +105,7 @@ struct Agent {
     tasks: Vec<(u64, Task)>,
     machines: Vec<Seen>,
     /// Of orders, by their numbers. A launcher that has not heard one gives its order again.
-    results: VecDeque<(u64, Result<(), String>)>,
+    results: VecDeque<(u64, Result<Outcome, String>)>,
     end: Instant,
     /// Why the batch system wants the host back, if it does.
     leaves: Option<String>,

@@ -1,13 +1,15 @@
 //! What an agent does with a machine: a `weft vm` command, which has a bound.
 
-use std::io::Read as _;
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use super::Event;
-use crate::control::{SWITCH, Task};
+use crate::control::{Outcome, Part, SWITCH, Task};
 use crate::wait;
 
 /// A start waits for nothing but this host.
@@ -35,9 +37,14 @@ pub fn start(id: u64, task: Task, events: Sender<Event>) {
     }
 }
 
-fn carry_out(task: &Task) -> Result<(), String> {
+fn carry_out(task: &Task) -> Result<Outcome, String> {
     let (command, bound) = command(task).map_err(|error| error.to_string())?;
-    run(command, bound)
+    let said = run(command, bound)?;
+    match task {
+        Task::Move { .. } | Task::Reshape { .. } => outcome(&said)
+            .map_err(|error| format!("what `weft vm migrate` reports cannot be read: {error}")),
+        _ => Ok(Outcome::default()),
+    }
 }
 
 /// The command, and how long it may take.
@@ -58,17 +65,47 @@ fn command(task: &Task) -> std::io::Result<(Command, Duration)> {
                 .args(["--cmdline", &machine.command_line])
                 .args(["--memory", &machine.memory.to_string()])
                 .args(["--cpus", &machine.cpus.to_string()])
+                .args(["--cpu", &machine.cpu])
                 .args(["--net", &network]);
+            on(&mut command, &machine.on);
+            if machine.spare > 0 {
+                command.args(["--spare", &machine.spare.to_string()]);
+            }
             START_MAX
         }
-        Task::Restore { machine, folder } => {
+        Task::Restore {
+            machine,
+            folder,
+            on: hosts,
+        } => {
             command.args(["start", "--name", machine, "--restore"]);
             command.arg(folder);
+            on(&mut command, hosts);
             SAVE_MAX
         }
         Task::Move { machine, to } => {
-            let timeout = (MOVE_MAX - ENDS_MAX).as_secs().to_string();
-            command.args(["migrate", machine, to, "--timeout", &timeout]);
+            command.args([
+                "migrate",
+                machine,
+                to,
+                "--json",
+                "--timeout",
+                &move_timeout(),
+            ]);
+            MOVE_MAX
+        }
+        Task::Reshape {
+            machine,
+            to,
+            keeps_home,
+        } => {
+            let to: Vec<String> = to.iter().map(destination).collect();
+            command
+                .args(["migrate", machine, &to.join(","), "--spread", "--json"])
+                .args(["--timeout", &move_timeout()]);
+            if *keeps_home {
+                command.arg("--keep-home");
+            }
             MOVE_MAX
         }
         Task::Save { machine, folder } => {
@@ -79,31 +116,89 @@ fn command(task: &Task) -> std::io::Result<(Command, Duration)> {
     Ok((command, bound))
 }
 
-fn run(mut command: Command, bound: Duration) -> Result<(), String> {
+fn on(command: &mut Command, hosts: &[String]) {
+    for host in hosts {
+        command.args(["--on", host]);
+    }
+}
+
+fn move_timeout() -> String {
+    (MOVE_MAX - ENDS_MAX).as_secs().to_string()
+}
+
+/// As `weft vm migrate` takes it.
+fn destination(part: &Part) -> String {
+    let mebibytes = part.memory >> 20;
+    match part.node {
+        Some(node) => format!("{node}={mebibytes}M"),
+        None => format!("{}={mebibytes}M", part.host),
+    }
+}
+
+/// From what `weft vm migrate --json` prints.
+fn outcome(said: &str) -> serde_json::Result<Outcome> {
+    #[derive(Deserialize)]
+    struct Report {
+        migrated: Migrated,
+    }
+    #[derive(Deserialize)]
+    struct Migrated {
+        nodes: Vec<usize>,
+        stays: Vec<Stay>,
+        pause_ns: u64,
+        home: Option<Home>,
+    }
+    #[derive(Deserialize)]
+    struct Home {
+        alone: bool,
+        stopped_ns: u64,
+    }
+    #[derive(Deserialize)]
+    struct Stay {
+        reason: String,
+    }
+    let report: Report = serde_json::from_str(said)?;
+    let migrated = report.migrated;
+    let stay = migrated.stays.into_iter().next();
+    let of_home = migrated.home.as_ref().map(|home| home.stopped_ns);
+    let stood = [migrated.pause_ns].into_iter().chain(of_home);
+    Ok(Outcome {
+        nodes: migrated.nodes,
+        stays: stay.map(|stay| stay.reason),
+        is_alone: migrated.home.is_some_and(|home| home.alone),
+        stood_ms: stood.map(|ns| ns.div_ceil(1_000_000) as u32).collect(),
+    })
+}
+
+/// Its standard output.
+fn run(mut command: Command, bound: Duration) -> Result<String, String> {
     let spawned = command
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
     let mut child = spawned.map_err(|error| format!("cannot start `weft vm`: {error}"))?;
-    let Some(mut messages) = child.stderr.take() else {
-        return Err("`weft vm` has no pipe".into());
-    };
-    // A machine's launcher does not keep the pipe: it ends with the command.
-    let reader = thread::spawn(move || {
-        let mut said = Vec::new();
-        let _ = messages.read_to_end(&mut said);
-        String::from_utf8_lossy(&said).into_owned()
-    });
+    // A machine's launcher keeps neither pipe: they end with the command.
+    let output = read(child.stdout.take());
+    let messages = read(child.stderr.take());
     let ended = ended(&mut child, bound).map_err(|error| error.to_string())?;
     let Some(success) = ended else {
         return Err(format!("not over within {} s", bound.as_secs()));
     };
-    let said = reader.join().unwrap_or_default();
+    let said = messages.join().unwrap_or_default();
     match success {
-        true => Ok(()),
+        true => Ok(output.join().unwrap_or_default()),
         false => Err(last_of(said.trim()).trim_start_matches("weft: ").to_owned()),
     }
+}
+
+fn read(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read until an error counts.
+        let _ = from.map(|mut from| from.read_to_end(&mut bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
 }
 
 /// Whether it ended well; `None`: not in time.
@@ -124,4 +219,39 @@ fn last_of(text: &str) -> &str {
         start += 1;
     }
     &text[start..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_changes_its_hosts_by_nodes_and_names() {
+        let part = |host: &str, node, mebibytes: u64| Part {
+            host: host.into(),
+            node,
+            memory: mebibytes << 20,
+        };
+        let task = Task::Reshape {
+            machine: "vm-0".into(),
+            to: vec![part("a", Some(0), 512), part("b", None, 640)],
+            keeps_home: true,
+        };
+        let (command, _) = command(&task).unwrap();
+        let words: Vec<_> = command.get_args().collect();
+        assert_eq!(words[..4], ["vm", "migrate", "vm-0", "0=512M,b=640M"]);
+        assert!(words.contains(&"--keep-home".as_ref()));
+        let said = r#"{"node":null,"migrated":{"nodes":[0,3],"left":[1],
+            "pause_ns":12000001,
+            "home":{"host":"a","alone":true,"stopped_ns":21000000},
+            "stays":[{"node":0,"reason":"it has a disk"}]}}"#;
+        let expected = Outcome {
+            nodes: vec![0, 3],
+            stays: Some("it has a disk".into()),
+            is_alone: true,
+            stood_ms: vec![13, 21],
+        };
+        assert_eq!(outcome(said).unwrap(), expected);
+        assert!(outcome("{}").is_err());
+    }
 }

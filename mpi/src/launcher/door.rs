@@ -67,6 +67,8 @@ impl Guests {
 
 struct Door {
     keys: StaticKeys,
+    /// What machines need of a host's CPU.
+    cpu_features: Vec<String>,
     guests: Arc<Guests>,
     events: Sender<Event>,
     links: AtomicU64,
@@ -77,11 +79,13 @@ struct Door {
 pub fn open(
     listener: TcpListener,
     keys: StaticKeys,
+    cpu_features: Vec<String>,
     guests: Arc<Guests>,
     events: Sender<Event>,
 ) -> anyhow::Result<()> {
     let door = Arc::new(Door {
         keys,
+        cpu_features,
         guests,
         events,
         links: AtomicU64::new(1),
@@ -133,9 +137,12 @@ impl Door {
             channel.send(&ToAgent::End)?;
             bail!("it has no secret of this cluster");
         };
-        if let Err(mismatch) = hello::check_build(&ours, &theirs) {
+        let features: Vec<&str> = self.cpu_features.iter().map(String::as_str).collect();
+        if let Err(mismatch) = hello::check_guest(&ours, &theirs, &features) {
             self.tell(reservation, AgentEvent::Unfit(mismatch.to_string()))?;
-            bail!("another build");
+            // It believes this, since it has dialled this launcher's key.
+            channel.send(&ToAgent::End)?;
+            bail!("another build, or a CPU that lacks something");
         }
         self.listen(reservation, key, offer, channel)
     }

@@ -95,8 +95,11 @@ impl LiveHost {
 /// A machine of the cluster.
 #[derive(Default)]
 pub struct LiveMachine {
-    /// `None`: it has not started, or is saved.
+    /// `None`: it has not started, or is saved. Of one machine over several hosts, where its home
+    /// is.
     pub at: Option<HostId>,
+    /// The nodes of one machine that have its vCPUs and memory.
+    pub nodes: BTreeMap<HostId, usize>,
     pub task: Option<Underway>,
     /// Its ssh server has answered.
     pub ready: bool,
@@ -111,13 +114,40 @@ pub struct LiveMachine {
     pub saved: Option<std::path::PathBuf>,
 }
 
+impl LiveMachine {
+    pub fn is_being_saved(&self) -> bool {
+        let task = self.task.as_ref().map(|underway| &underway.task);
+        matches!(task, Some(Task::Save { .. }))
+    }
+
+    /// Whether it needs the host.
+    pub fn is_on(&self, host: HostId) -> bool {
+        self.at == Some(host) || self.nodes.contains_key(&host)
+    }
+
+    /// The hosts that it is on, or about to be; its home's first.
+    pub fn hosts(&self) -> Vec<HostId> {
+        let comes_to = self.task.iter().flat_map(|underway| underway.hosts());
+        let all = self.at.into_iter().chain(self.nodes.keys().copied());
+        let mut hosts = Vec::new();
+        for host in all.chain(comes_to) {
+            if !hosts.contains(&host) {
+                hosts.push(host);
+            }
+        }
+        hosts
+    }
+}
+
 /// What an agent does with a machine.
 pub struct Underway {
     pub order: u64,
     pub task: Task,
     pub since: Instant,
-    /// Where it moves to.
+    /// Where it moves to; of one machine over several hosts, where its home will be.
     pub to: Option<HostId>,
+    /// Further hosts that it will be on then.
+    pub others: Vec<HostId>,
     /// As it was when a move began, and what the move should take.
     pub before: Option<(Machine, Duration)>,
 }
@@ -131,11 +161,16 @@ impl Underway {
         }
     }
 
+    /// All that it comes to, or stays on.
+    pub fn hosts(&self) -> impl Iterator<Item = HostId> {
+        self.to.into_iter().chain(self.others.iter().copied())
+    }
+
     /// The host whose agent has the order. `at`: where the machine is.
     pub fn agent(&self, at: Option<HostId>) -> Option<HostId> {
         match self.task {
             Task::Start(_) | Task::Restore { .. } => self.to,
-            Task::Move { .. } | Task::Save { .. } => at,
+            Task::Move { .. } | Task::Reshape { .. } | Task::Save { .. } => at,
         }
     }
 }
@@ -186,6 +221,12 @@ impl Fleet {
         name.unwrap_or_else(|| format!("reservation {}", id.0))
     }
 
+    /// All of them, in their order.
+    pub fn names(&self, ids: &[HostId]) -> String {
+        let names: Vec<String> = ids.iter().map(|id| self.name(*id)).collect();
+        names.join(", ")
+    }
+
     pub fn by_name(&self, name: &str) -> Option<HostId> {
         let mut come = self.hosts.iter().filter(|(_, host)| host.has_come());
         come.find(|(id, _)| self.name(**id) == name)
@@ -225,6 +266,15 @@ impl Fleet {
             (*id, known)
         };
         let hosts: BTreeMap<HostId, Host> = come.map(host).collect();
+        if options.one_machine {
+            return Cluster {
+                wanted,
+                asked: self.asked(),
+                machines: self.parts(options, &hosts),
+                hosts,
+                one: Some(options.one()),
+            };
+        }
         let machines = self.machines.iter().filter_map(|(id, live)| {
             let at = live.at.filter(|at| hosts.contains_key(at))?;
             let moves_to = live.task.as_ref().and_then(|underway| underway.to);
@@ -238,22 +288,49 @@ impl Fleet {
                 dirties: 0.0,
                 at,
                 moves_to: moves_to.filter(|to| hosts.contains_key(to)),
-                is_being_saved: matches!(
-                    live.task,
-                    Some(Underway {
-                        task: Task::Save { .. },
-                        ..
-                    })
-                ),
+                is_being_saved: live.is_being_saved(),
             };
             Some((*id, machine))
         });
         Cluster {
             wanted,
-            asked: self.hosts.values().filter(|host| host.is_awaited()).count(),
+            asked: self.asked(),
             machines: machines.collect(),
             hosts,
+            one: None,
         }
+    }
+
+    fn asked(&self) -> usize {
+        self.hosts.values().filter(|host| host.is_awaited()).count()
+    }
+
+    /// One machine over several hosts, as parts. While it changes its hosts, all of them are
+    /// needed.
+    fn parts(
+        &self,
+        options: &Options,
+        hosts: &BTreeMap<HostId, Host>,
+    ) -> BTreeMap<MachineId, Machine> {
+        let mut parts = BTreeMap::new();
+        for live in self.machines.values() {
+            let over = live.hosts();
+            let changes = live.task.is_some();
+            for (number, at) in (0..).zip(&over) {
+                let part = Machine {
+                    memory: options.one().part(over.len()),
+                    resident: options.memory / over.len() as u64,
+                    dirties: 0.0,
+                    at: *at,
+                    moves_to: changes.then_some(*at),
+                    is_being_saved: live.is_being_saved(),
+                };
+                if hosts.contains_key(at) {
+                    parts.insert(MachineId(number), part);
+                }
+            }
+        }
+        parts
     }
 }
 

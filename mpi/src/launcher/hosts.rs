@@ -36,6 +36,7 @@ impl Launcher {
                 offer,
             } => {
                 let is_new = host.offer.is_none();
+                self.misses = 0;
                 host.key = Some(key);
                 host.link = link;
                 host.writer = Some(*writer);
@@ -67,8 +68,9 @@ impl Launcher {
             AgentEvent::Down { .. } => {}
             AgentEvent::Unfit(why) => {
                 let name = self.fleet.name(id);
-                self.say(&format!("{name} cannot be used and goes back: {why}"));
+                let why = format!("{name} cannot be used and goes back: {why}");
                 self.close(id);
+                self.missed(&why);
             }
         }
     }
@@ -223,7 +225,7 @@ impl Launcher {
         let name = self.fleet.name(id);
         let host = self.fleet.hosts.get(&id);
         let how = host.and_then(|host| Some(host.ended.as_ref()?.0.clone()));
-        let why = format!("{name} is gone: {}", how.unwrap_or_default());
+        let why = format!("{name} is gone: {}", how.as_deref().unwrap_or_default());
         let machines = self.fleet.machines.iter();
         // One that went on from a file there may have talked with others: the file is not what it
         // was any more.
@@ -235,10 +237,18 @@ impl Launcher {
             task.is_some_and(|underway| matches!(underway.task, Task::Restore { .. }))
         };
         let there: Vec<MachineId> = machines
-            .filter(|(_, live)| live.at == Some(id) || restores(live))
+            .filter(|(_, live)| live.is_on(id) || restores(live))
             .map(|(machine, _)| *machine)
             .collect();
-        if there.is_empty() && host.is_some_and(|host| host.name.is_some()) {
+        let has_come = host.is_some_and(|host| host.offer.is_some());
+        if !has_come {
+            let log = self.folder.file(&format!("job-{}.log", id.0));
+            let how = how.unwrap_or_default();
+            self.missed(&format!(
+                "the job on {name} ended before its agent answered: {how}; its log is {}",
+                log.display()
+            ));
+        } else if there.is_empty() {
             self.say(&why);
         }
         for machine in there {

@@ -18,6 +18,8 @@ use crate::token::{self, Token};
 const TIMES_WORTH: u32 = 4;
 /// After the batch system has refused a host.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// A cluster without a host gives up after as many hosts that cannot be used.
+const MISSES_MAX: u32 = 5;
 /// A warning of the batch system comes this much before the end, if it can do that.
 const WARNING: Duration = Duration::from_secs(60);
 
@@ -43,6 +45,23 @@ impl Launcher {
         if let Err(error) = self.try_ask() {
             self.asks_at = Instant::now() + ASK_AGAIN;
             self.say(&format!("cannot ask for a host: {error:#}"));
+        }
+    }
+
+    /// A host was asked for, and cannot be used: the next is not asked for at once.
+    pub(super) fn missed(&mut self, why: &str) {
+        self.misses += 1;
+        self.asks_at = Instant::now() + ASK_AGAIN;
+        let has_come = self.fleet.hosts.values().any(LiveHost::has_come);
+        match self.misses >= MISSES_MAX && self.is_in(Phase::Gathering) && !has_come {
+            true => self.end(
+                EXIT_NOT_STARTED,
+                &format!(
+                    "{} hosts in a row could not be used, the last since {why}",
+                    self.misses
+                ),
+            ),
+            false => self.say(why),
         }
     }
 

@@ -18,6 +18,7 @@ mod folder;
 mod hosts;
 mod jobs;
 mod network;
+mod one;
 mod options;
 mod orders;
 mod output;
@@ -50,7 +51,7 @@ use record::{Phase, Record};
 use site::{Ask, Refusal};
 
 pub use folder::names;
-pub use options::{HOSTS_MAX, ListedHost, MACHINES_MAX, Options, SiteOptions};
+pub use options::{HOSTS_MAX, ListedHost, MACHINES_MAX, ONE_HOSTS_MAX, Options, SiteOptions};
 pub use start::{attach, create, forget, requests_socket, resume, shell};
 
 /// The exit code if all machines were saved, since no host was left in time.
@@ -114,6 +115,8 @@ pub struct Launcher {
     settles_at: Instant,
     /// No host is asked for before: the batch system refused.
     asks_at: Instant,
+    /// Hosts in a row that could not be used, or whose jobs ended before their agents came.
+    misses: u32,
     /// What is wrong with the batch system.
     trouble: Option<String>,
     log: VecDeque<String>,
@@ -223,11 +226,13 @@ impl Launcher {
         self.record.reservations = self.fleet.hosts.iter().map(reservation).collect();
         let machine = |live: &fleet::LiveMachine| record::MachineRecord {
             host: live.at.map(|at| at.0),
+            nodes: live.nodes.iter().map(|(id, node)| (id.0, *node)).collect(),
             saved: live.saved.clone(),
             order: live.task.as_ref().map(|underway| record::OrderRecord {
                 number: underway.order,
                 task: underway.task.clone(),
                 to: underway.to.map(|to| to.0),
+                others: underway.others.iter().map(|other| other.0).collect(),
             }),
         };
         self.record.machines = self.fleet.machines.values().map(machine).collect();

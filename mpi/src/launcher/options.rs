@@ -6,21 +6,39 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use weft_malleable::OneMachine;
 
 /// Machines of a cluster: their addresses differ in the last byte.
 pub const MACHINES_MAX: u32 = 250;
 /// Hosts of a cluster: each has a switch, which has at most 64 peers.
 pub const HOSTS_MAX: usize = 60;
 
+/// Hosts of one machine over several.
+pub const ONE_HOSTS_MAX: usize = 12;
+/// The same while it changes them: it has 16 nodes at most, of which node 0 may have nothing but
+/// the home, and one may be the next home.
+const ONE_AT_ONCE_MAX: usize = 14;
+/// What a host reserves for each vCPU that may run there.
+const CPU_BYTES: u64 = 72 << 20;
+
 /// As a user gave them; kept with the cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Options {
+    /// One machine over all hosts, instead of many that each have one.
+    #[serde(default)]
+    pub one_machine: bool,
     /// Machines, for the cluster's whole life.
     pub machines: u32,
     /// vCPUs of each.
     pub cpus: u32,
     /// Of each, bytes.
     pub memory: u64,
+    /// The CPU that their guests see, as `weft vm start --cpu` takes it.
+    #[serde(default = "usual_cpu")]
+    pub cpu: String,
+    /// What that needs of a host, by the names in `/proc/cpuinfo`.
+    #[serde(default)]
+    pub cpu_features: Vec<String>,
     /// Ranks of each.
     pub slots: u32,
     /// Ranks of the program; `None`: all slots.
@@ -77,10 +95,30 @@ pub struct ListedHost {
     pub time_max: Option<Duration>,
 }
 
+/// Of a cluster that was started before its options had one.
+fn usual_cpu() -> String {
+    "v2".into()
+}
+
 impl Options {
     /// What a machine takes of a host's memory, at most: its monitor lends with these bounds, too
     /// (`docs/lending.md`, Memory and Processors).
     pub fn needs(&self) -> u64 {
-        self.memory + self.memory / 4 + (64 << 20) + u64::from(self.cpus) * (72 << 20)
+        self.memory + self.memory / 4 + self.overhead()
+    }
+
+    /// The one machine, as what decides sees it.
+    pub fn one(&self) -> OneMachine {
+        OneMachine {
+            hosts_max: ONE_HOSTS_MAX.min(self.cpus as usize),
+            at_once_max: ONE_AT_ONCE_MAX,
+            memory: self.memory,
+            overhead: self.overhead(),
+        }
+    }
+
+    /// What a machine, or a part of one, takes of a host's memory beside the guest's.
+    pub fn overhead(&self) -> u64 {
+        (64 << 20) + u64::from(self.cpus) * CPU_BYTES
     }
 }

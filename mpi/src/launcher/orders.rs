@@ -1,5 +1,6 @@
 //! What a launcher has agents do with machines, and what comes of it.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use weft_malleable::{HostId, MachineId, Order, decide};
@@ -7,10 +8,19 @@ use weft_malleable::{HostId, MachineId, Order, decide};
 use super::fleet::{LiveHost, Underway};
 use super::phases::EXIT_NOT_STARTED;
 use super::{Launcher, network};
-use crate::control::{Task, ToAgent};
+use crate::control::{Outcome, Task, ToAgent};
 
 /// After something failed with a machine.
 const REST: Duration = Duration::from_secs(2);
+
+/// The end of a sentence.
+pub(super) fn stood(outcome: &Outcome) -> String {
+    let times: Vec<String> = outcome.stood_ms.iter().map(ToString::to_string).collect();
+    match times.is_empty() {
+        true => String::new(),
+        false => format!("; it stood for {} ms", times.join(" and ")),
+    }
+}
 
 impl Launcher {
     /// Carries out what is best now.
@@ -27,6 +37,7 @@ impl Launcher {
                     let before = cluster.machines.get(&machine).cloned();
                     self.order_move(machine, to, before, &why);
                 }
+                Order::Reshape { to, why } => self.reshape(&to, &cluster, &why),
                 Order::Save { machine, why } => self.save(machine, &why),
                 Order::GiveBack(host) => self.close(host),
                 Order::Stuck { machine, why } => self.stuck(machine, &why),
@@ -97,6 +108,7 @@ impl Launcher {
             task,
             since: Instant::now(),
             to: Some(to),
+            others: Vec::new(),
             before,
         };
         if self.order(from, machine, underway) {
@@ -124,6 +136,7 @@ impl Launcher {
             task,
             since: Instant::now(),
             to: None,
+            others: Vec::new(),
             before: None,
         };
         if self.order(at, machine, underway) {
@@ -137,7 +150,7 @@ impl Launcher {
     }
 
     /// An order has been carried out, or has failed.
-    pub(super) fn done(&mut self, order: u64, result: Result<(), String>) {
+    pub(super) fn done(&mut self, order: u64, result: Result<Outcome, String>) {
         let mut machines = self.fleet.machines.iter_mut();
         let found = machines.find(|(_, live)| {
             live.task
@@ -152,18 +165,25 @@ impl Launcher {
         };
         let name = network::name(machine.0);
         let took = underway.since.elapsed();
-        if let Err(why) = result {
-            live.rests_until = Some(Instant::now() + REST);
-            self.failed(machine, &underway, &why);
-            return;
-        }
+        let outcome = match result {
+            Ok(outcome) => outcome,
+            Err(why) => {
+                live.rests_until = Some(Instant::now() + REST);
+                return self.failed(machine, &underway, &why);
+            }
+        };
         // A look of its agents at their machines will show it.
         live.unseen_since = Some(Instant::now());
         match underway.task {
             Task::Start(_) | Task::Restore { .. } => {
+                live.nodes = match underway.others.is_empty() {
+                    true => BTreeMap::new(),
+                    false => underway.hosts().zip(0..).collect(),
+                };
                 live.at = underway.to;
-                live.saved = None;
+                self.record.used_saves.extend(live.saved.take());
             }
+            Task::Reshape { .. } => self.reshaped(&underway, &outcome),
             Task::Move { to, .. } => {
                 live.at = underway.to;
                 self.record.moves += 1;
@@ -172,10 +192,11 @@ impl Launcher {
                     sentence += &format!(", {:.2} s were expected", expected.as_secs_f64());
                     self.forecast.learn(&before, took);
                 }
-                self.say(&sentence);
+                self.say(&(sentence + &stood(&outcome)));
             }
             Task::Save { folder, .. } => {
                 live.at = None;
+                live.nodes.clear();
                 live.ready = false;
                 live.saved = Some(folder);
             }
@@ -188,6 +209,7 @@ impl Launcher {
             Task::Start(_) => self.end(EXIT_NOT_STARTED, &format!("{name} did not start: {why}")),
             Task::Restore { .. } => self.say(&format!("{name} did not go on: {why}")),
             Task::Move { to, .. } => self.say(&format!("{name} did not move to {to}: {why}")),
+            Task::Reshape { .. } => self.say(&format!("{name} did not change its hosts: {why}")),
             Task::Save { .. } => self.say(&format!("{name} was not saved: {why}")),
         }
     }

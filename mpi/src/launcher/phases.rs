@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use weft_malleable::{HostId, MachineId};
 use weft_node::size::format_bytes;
 
-use super::fleet::Underway;
+use super::fleet::{LiveMachine, Underway};
 use super::program::{self, ProgramEvent};
 use super::record::Phase;
 use super::{EXIT_LOST, EXIT_SAVED, Launcher, network};
@@ -112,15 +112,15 @@ impl Launcher {
     /// Machines that are on a host, or about to be.
     fn on(&self, host: HostId) -> Vec<MachineId> {
         let machines = self.fleet.machines.iter();
-        let there = machines.filter(|(_, live)| {
-            let goes_to = live.task.as_ref().and_then(|underway| underway.to);
-            live.at == Some(host) || goes_to == Some(host)
-        });
+        let there = machines.filter(|(_, live)| live.hosts().contains(&host));
         there.map(|(id, _)| *id).collect()
     }
 
     /// Starts all machines that are nowhere, evenly.
     fn place(&mut self, usable: &[(HostId, u64)]) -> Result<(), String> {
+        if self.record.options.one_machine {
+            return self.place_one(usable);
+        }
         let needs = self.record.options.needs();
         let mut rooms: Vec<(usize, HostId, u64)> = usable
             .iter()
@@ -157,6 +157,7 @@ impl Launcher {
             Some(folder) => Task::Restore {
                 machine: name,
                 folder,
+                on: Vec::new(),
             },
             None => Task::Start(self.machine(machine)),
         };
@@ -165,13 +166,14 @@ impl Launcher {
             task,
             since: Instant::now(),
             to: Some(host),
+            others: Vec::new(),
             before: None,
         };
         // If its agent does not answer just now, it is placed again in the next turn.
         self.order(host, machine, underway);
     }
 
-    fn machine(&self, machine: MachineId) -> Machine {
+    pub(super) fn machine(&self, machine: MachineId) -> Machine {
         let options = &self.record.options;
         let number = machine.0;
         let command_line = format!(
@@ -190,6 +192,9 @@ impl Launcher {
             command_line,
             memory: options.memory,
             cpus: options.cpus,
+            cpu: options.cpu.clone(),
+            on: Vec::new(),
+            spare: 0,
             address: network::mac(number),
         }
     }
@@ -222,10 +227,7 @@ impl Launcher {
         if all_are_placed && self.fleet.machines.values().all(|live| live.ready) {
             self.record.phase = Phase::Running;
             let seconds = self.epoch.elapsed().as_secs_f64();
-            let count = self.fleet.machines.len();
-            self.say(&format!(
-                "all {count} machines are ready after {seconds:.1} s"
-            ));
+            self.say(&format!("all machines are ready after {seconds:.1} s"));
         }
     }
 
@@ -235,7 +237,7 @@ impl Launcher {
             self.start_program();
         }
         let grow = self.record.options.grow;
-        if let Some((hosts, _)) = grow.filter(|(_, after)| self.epoch.elapsed() > *after) {
+        if let Some((hosts, _)) = grow.filter(|(_, after)| self.record.age() > *after) {
             self.record.options.grow = None;
             self.record.wanted = hosts;
             self.say(&format!("{hosts} hosts are wanted from now on"));
@@ -256,10 +258,11 @@ impl Launcher {
             return;
         }
         // A host came after some were saved. While others are being saved, no host has room.
-        let is_saving = self.fleet.machines.values().any(|live| {
-            let task = live.task.as_ref().map(|underway| &underway.task);
-            matches!(task, Some(Task::Save { .. }))
-        });
+        let is_saving = self
+            .fleet
+            .machines
+            .values()
+            .any(LiveMachine::is_being_saved);
         let stays = |(id, _): &(HostId, u64)| {
             let until = self.fleet.hosts.get(id).and_then(|host| host.until);
             let least = std::time::SystemTime::now() + self.rules.margin * 12;
@@ -340,7 +343,7 @@ impl Launcher {
             host.is_some_and(|host| host.writer.is_none())
         };
         let mut machines = self.fleet.machines.values();
-        let in_doubt = machines.any(|live| live.at.is_some_and(is_silent));
+        let in_doubt = machines.any(|live| live.hosts().into_iter().any(is_silent));
         let elapsed = at.elapsed();
         if elapsed > DOUBT_MAX || (!in_doubt && elapsed > DOUBT_LEAST) {
             self.end(code, "");
@@ -413,10 +416,17 @@ impl Launcher {
         }
         // Without a job nothing was written that a user could look at.
         let has_logs = || self.folder.has_logs();
+        if !self.is_in(Phase::Saved) {
+            for saved in &self.record.used_saves {
+                // It may have been removed by hand.
+                let _ = std::fs::remove_dir_all(saved);
+            }
+        }
         if !keeps || (!self.is_in(Phase::Saved) && !has_logs()) {
             if let Err(error) = self.folder.remove() {
                 self.say(&format!("{error:#}"));
             }
+            self.note();
             self.written = Some(self.record.clone());
         } else if !self.is_in(Phase::Saved) {
             let logs = self.folder.file("job-*.log");

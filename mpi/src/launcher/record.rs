@@ -1,9 +1,11 @@
 //! What a launcher writes down, so that another one can go on.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
@@ -22,6 +24,9 @@ const FILE: &str = "cluster.json";
 pub struct Record {
     version: u32,
     pub options: Options,
+    /// When its first launcher started, seconds since 1970.
+    #[serde(default)]
+    began_s: u64,
     pub wanted: usize,
     /// Where agents reach the launcher: another one listens there, too.
     pub port: u16,
@@ -34,6 +39,9 @@ pub struct Record {
     pub machines: Vec<MachineRecord>,
     /// Moves that were made.
     pub moves: u64,
+    /// Where machines were saved that went on from there: of no use once the cluster has ended.
+    #[serde(default)]
+    pub used_saves: Vec<PathBuf>,
 }
 
 /// How far a cluster has come.
@@ -67,6 +75,9 @@ pub struct Reservation {
 pub struct MachineRecord {
     /// The reservation where it is.
     pub host: Option<u32>,
+    /// Of one machine over several hosts: its nodes, by their reservations.
+    #[serde(default)]
+    pub nodes: BTreeMap<u32, usize>,
     /// Where it was saved; then it is on no host.
     pub saved: Option<PathBuf>,
     /// What an agent does with it, as far as is known.
@@ -81,6 +92,14 @@ pub struct OrderRecord {
     pub task: Task,
     /// The reservation to which the machine comes.
     pub to: Option<u32>,
+    /// Further ones that it will be on.
+    #[serde(default)]
+    pub others: Vec<u32>,
+}
+
+fn now_s() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 impl Record {
@@ -88,11 +107,13 @@ impl Record {
     pub fn new(options: Options, port: u16) -> Record {
         let machine = MachineRecord {
             host: None,
+            nodes: BTreeMap::new(),
             saved: None,
             order: None,
         };
         Record {
             version: VERSION,
+            began_s: now_s(),
             wanted: options.hosts,
             port,
             phase: Phase::Gathering,
@@ -101,8 +122,14 @@ impl Record {
             reservations: Vec::new(),
             machines: vec![machine; options.machines as usize],
             moves: 0,
+            used_saves: Vec::new(),
             options,
         }
+    }
+
+    /// Since its first launcher started.
+    pub fn age(&self) -> Duration {
+        Duration::from_secs(now_s().saturating_sub(self.began_s))
     }
 
     pub fn read(folder: &Folder) -> anyhow::Result<Record> {

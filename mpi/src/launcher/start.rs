@@ -192,7 +192,8 @@ fn open(
     let shell = Shell::new(&options.image, folder);
     let guests = Arc::new(Guests::default());
     let fleet = fleet(&record, folder, &guests);
-    door::open(listener, keys, guests.clone(), sender.clone())?;
+    let features = options.cpu_features.clone();
+    door::open(listener, keys, features, guests.clone(), sender.clone())?;
     let site = site::start(site::system(&options.site, folder)?, sender.clone())?;
     let jobs = fleet.hosts.values().filter_map(|host| host.job.clone());
     site.send(Ask::Watch(jobs.collect()))?;
@@ -226,6 +227,7 @@ fn open(
         peers: Vec::new(),
         settles_at: now,
         asks_at: now,
+        misses: 0,
         trouble: None,
         log: VecDeque::new(),
         gathering_since: now,
@@ -265,12 +267,16 @@ fn fleet(record: &Record, folder: &Folder, guests: &Guests) -> Fleet {
         // Else the program would not run.
         ready: record.phase == Phase::Running,
         at: machine.host.map(HostId),
+        nodes: (machine.nodes.iter())
+            .map(|(host, node)| (HostId(*host), *node))
+            .collect(),
         saved: machine.saved.clone(),
         task: machine.order.as_ref().map(|order| Underway {
             order: order.number,
             task: order.task.clone(),
             since: Instant::now(),
             to: order.to.map(HostId),
+            others: order.others.iter().copied().map(HostId).collect(),
             before: None,
         }),
         unseen_since: machine.host.map(|_| Instant::now()),

@@ -2,9 +2,9 @@
 
 use std::time::SystemTime;
 
-use weft_malleable::Machine;
+use weft_malleable::{HostId, Machine};
 
-use super::fleet::Underway;
+use super::fleet::{LiveMachine, Underway};
 use super::phases::Ending;
 use super::record::Phase;
 use super::{Launcher, network};
@@ -57,12 +57,13 @@ impl Launcher {
             .iter()
             .filter(|(_, host)| host.offer.is_some());
         let machine = |(id, live): (&weft_malleable::MachineId, &super::fleet::LiveMachine)| {
-            let to = live.task.as_ref().and_then(|underway| underway.to);
+            let to: Vec<HostId> = live.task.iter().flat_map(Underway::hosts).collect();
             MachineStatus {
                 name: network::name(id.0),
                 address: network::address(id.0).to_string(),
                 host: live.at.map(|at| self.fleet.name(at)),
-                moves_to: to.map(|to| self.fleet.name(to)),
+                others: others(live).map(|id| self.fleet.name(id)).collect(),
+                moves_to: (!to.is_empty()).then(|| self.fleet.names(&to)),
                 task: live.task.as_ref().map(|underway| self.task(underway)),
                 ready: live.ready,
                 resident: live.resident,
@@ -107,10 +108,16 @@ impl Launcher {
     }
 }
 
+/// Beside that of its home.
+fn others(live: &LiveMachine) -> impl Iterator<Item = HostId> {
+    let nodes = live.nodes.keys().copied();
+    nodes.filter(|host| live.at != Some(*host))
+}
+
 fn does(task: &Task) -> &'static str {
     match task {
         Task::Start(_) => "starts",
-        Task::Move { .. } => "moves",
+        Task::Move { .. } | Task::Reshape { .. } => "moves",
         Task::Save { .. } => "is saved",
         Task::Restore { .. } => "is restored",
     }

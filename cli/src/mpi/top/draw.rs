@@ -162,7 +162,7 @@ fn hosts(frame: &mut Frame<'_>, screen: &Screen, area: Rect) {
         let there: Vec<&MachineStatus> = status
             .machines
             .iter()
-            .filter(|machine| machine.host.as_ref() == Some(&host.name))
+            .filter(|machine| machine.is_on(&host.name))
             .collect();
         let names: Vec<&str> = there.iter().map(|machine| &machine.name[..]).collect();
         let machines = format!("{}  {}", there.len(), ranges(&names));

@@ -19,6 +19,7 @@ pub fn status(hosts: usize) -> Status {
         name: format!("vm-{number}"),
         address: format!("10.77.0.{}", number + 1),
         host: Some(name(number / 2)),
+        others: Vec::new(),
         moves_to: None,
         task: None,
         ready: true,
@@ -36,7 +37,7 @@ pub fn status(hosts: usize) -> Status {
         hosts: (0..hosts).map(host).collect(),
         machines: (0..2 * hosts).map(machine).collect(),
         moves: 3,
-        log: vec!["12.3 s: all 4 machines are ready after 12.3 s".into()],
+        log: vec!["12.3 s: all machines are ready after 12.3 s".into()],
         trouble: None,
         exit_code: None,
     }
