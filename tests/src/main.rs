@@ -5,8 +5,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use clap::builder::PossibleValue;
 use clap::{Parser, ValueEnum};
 use weft_tests::boot::Images;
+use weft_tests::case::Case;
 use weft_tests::context::Context;
 use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
@@ -37,6 +39,16 @@ enum Suite {
     Aggregate,
     /// `weft mpi`: MPI programs on machines that move between hosts.
     Mpi,
+}
+
+impl Suite {
+    /// Whether it waits most of its time: for leases, bounds and moves.
+    fn waits(self) -> bool {
+        match self {
+            Suite::Setup | Suite::Loss | Suite::Lend | Suite::User | Suite::Cluster => true,
+            Suite::Corpus | Suite::Vm | Suite::Machines | Suite::Aggregate | Suite::Mpi => false,
+        }
+    }
 }
 
 /// Runs commands natively and under weft, and compares.
@@ -73,6 +85,9 @@ struct Options {
     /// Runs at the same time.
     #[arg(long, default_value_t = 1)]
     jobs: usize,
+    /// Runs the suites that wait most of their time beside those that do not.
+    #[arg(long)]
+    side_by_side: bool,
     /// Seconds after which a run counts as hung; each case's own when absent.
     #[arg(long)]
     bound: Option<u64>,
@@ -137,7 +152,7 @@ impl Options {
         names.is_empty() || names.iter().any(|part| name.contains(part.as_str()))
     }
 
-    fn cases(&self) -> Vec<weft_tests::case::Case> {
+    fn cases(&self) -> Vec<Case> {
         let named = |name: &str| self.names.iter().any(|part| name.contains(part.as_str()));
         corpus::cases()
             .into_iter()
@@ -214,6 +229,79 @@ impl Options {
     }
 }
 
+/// What is run, and where its verdicts go.
+struct Suites<'a> {
+    options: &'a Options,
+    cases: Vec<Case>,
+    context: &'a Context,
+    report: &'a Report,
+}
+
+impl Suites<'_> {
+    fn run(&self) {
+        let wanted = |suite: &Suite| self.options.wants(*suite);
+        let all = Suite::value_variants().iter().copied().filter(wanted);
+        let (waiting, working): (Vec<Suite>, Vec<Suite>) = all.partition(|suite| suite.waits());
+        if !self.options.side_by_side {
+            return working
+                .into_iter()
+                .chain(waiting)
+                .for_each(|suite| self.run_one(suite));
+        }
+        std::thread::scope(|scope| {
+            for lane in [working, waiting] {
+                scope.spawn(|| lane.into_iter().for_each(|suite| self.run_one(suite)));
+            }
+        });
+    }
+
+    fn run_one(&self, suite: Suite) {
+        let (options, context, report) = (self.options, self.context, self.report);
+        let started = Instant::now();
+        match suite {
+            Suite::Corpus => run_corpus(&self.cases, context, &options.plan(), report),
+            Suite::Setup => {
+                self.guard("set-up errors", setup::run_local(context, report));
+                self.guard("set-up errors, remote", setup::run_remote(context, report));
+            }
+            Suite::User => self.guard("as an ordinary user", user::run_as_user(context, report)),
+            Suite::Loss => {
+                let wanted = |name: &str| options.names_it(name);
+                ends::run_ends(context, &wanted, report);
+                tamper::run_tampering(context, &wanted, report);
+                loss::run_losses(context, options.moments, &wanted, report);
+            }
+            Suite::Lend => {
+                let bound = options.lend_seconds.map(Duration::from_secs);
+                lend::run_lending(context, bound, &options.names, report);
+                owner::run_owners(context, &options.names, report);
+            }
+            Suite::Cluster => {
+                let soak = options.soak();
+                members::run_members(context, soak.as_ref(), &options.names, report);
+            }
+            Suite::Vm => {
+                let images = options.machines().images;
+                let of = (&options.names[..], options.long);
+                self.guard("weft vm", vm::run_vm(context, &images, of, report));
+            }
+            Suite::Machines => machines::run_machines(context, &options.machines(), report),
+            Suite::Aggregate => aggregate::run_aggregate(context, &options.aggregate(), report),
+            Suite::Mpi => mpi::run_mpi(context, &options.mpi(), report),
+        }
+        let name = suite.to_possible_value();
+        let name = name.as_ref().map_or("", PossibleValue::get_name);
+        println!("{name}: {:.0} s", started.elapsed().as_secs_f64());
+    }
+
+    fn guard(&self, name: &str, result: Result<()>) {
+        if let Err(error) = result {
+            let verdict = Verdict::Failed(vec![format!("{error:#}")]);
+            self.report.add(name, Duration::ZERO, verdict);
+        }
+    }
+}
+
 fn run(options: &Options) -> Result<bool> {
     let cases = options.cases();
     if options.list {
@@ -231,58 +319,13 @@ fn run(options: &Options) -> Result<bool> {
     println!("weft-e2e: {}, seed {seed}", context.weft.display());
     let report = Report::default();
     let started = Instant::now();
-    if options.wants(Suite::Corpus) {
-        run_corpus(&cases, &context, &options.plan(), &report);
-    }
-    let guard = |name: &str, result: Result<()>| {
-        if let Err(error) = result {
-            report.add(
-                name,
-                Duration::ZERO,
-                Verdict::Failed(vec![format!("{error:#}")]),
-            );
-        }
+    let suites = Suites {
+        options,
+        cases,
+        context: &context,
+        report: &report,
     };
-    if options.wants(Suite::Setup) {
-        guard("set-up errors", setup::run_local(&context, &report));
-        guard(
-            "set-up errors, remote",
-            setup::run_remote(&context, &report),
-        );
-    }
-    if options.wants(Suite::User) {
-        guard("as an ordinary user", user::run_as_user(&context, &report));
-    }
-    if options.wants(Suite::Loss) {
-        let wanted = |name: &str| options.names_it(name);
-        ends::run_ends(&context, &wanted, &report);
-        tamper::run_tampering(&context, &wanted, &report);
-        loss::run_losses(&context, options.moments, &wanted, &report);
-    }
-    if options.wants(Suite::Lend) {
-        let bound = options.lend_seconds.map(Duration::from_secs);
-        lend::run_lending(&context, bound, &options.names, &report);
-        owner::run_owners(&context, &options.names, &report);
-    }
-    if options.wants(Suite::Cluster) {
-        let soak = options.soak();
-        members::run_members(&context, soak.as_ref(), &options.names, &report);
-    }
-    if options.wants(Suite::Vm) {
-        let images = options.machines().images;
-        let of = (&options.names[..], options.long);
-        let ran = vm::run_vm(&context, &images, of, &report);
-        guard("weft vm", ran);
-    }
-    if options.wants(Suite::Machines) {
-        machines::run_machines(&context, &options.machines(), &report);
-    }
-    if options.wants(Suite::Aggregate) {
-        aggregate::run_aggregate(&context, &options.aggregate(), &report);
-    }
-    if options.wants(Suite::Mpi) {
-        mpi::run_mpi(&context, &options.mpi(), &report);
-    }
+    suites.run();
     println!("\n{:.0} s in all", started.elapsed().as_secs_f64());
     let passed = report.finish();
     if passed && !options.keep {

@@ -17,11 +17,21 @@ const SUMS: [(u32, &str); 8] = [
 
 /// Whether standard output is what EP prints with `ranks` ranks, one on each machine, and nothing else.
 pub fn judge(output: &str, log_pairs: u32, ranks: u32) -> Result<()> {
+    judge_on(output, log_pairs, ranks, |rank| rank)
+}
+
+/// The same, with the number of each rank's machine.
+pub fn judge_on(
+    output: &str,
+    log_pairs: u32,
+    ranks: u32,
+    machine: impl Fn(u32) -> u32,
+) -> Result<()> {
     let named = || format!("the output is {output:?}");
     let lines: Vec<&str> = output.lines().collect();
     ensure!(lines.len() as u32 == ranks + 1, "{}", named());
     for rank in 0..ranks {
-        let line = format!("ep: rank {rank} of {ranks} on vm-{rank}");
+        let line = format!("ep: rank {rank} of {ranks} on vm-{}", machine(rank));
         ensure!(
             lines.iter().filter(|said| **said == line).count() == 1,
             "{}",

@@ -62,6 +62,16 @@ fn before_the_start(user: &User) -> Result<()> {
     let words = ["run", "--name", "a/b", "--image", &image, "--", &program];
     user.refused(&words, 125, "`a/b` is no name of a cluster")?;
     user.refused(&["run", "--hosts", "0", "--", &program], 2, "--hosts")?;
+    let one = ["run", "--one-machine", "--image", &image];
+    let refused = |words: &[&str], code, sentence| {
+        let words = [&one[..], words, &["--", &program]].concat();
+        user.refused(&words, code, sentence)
+    };
+    refused(&["--vms", "2"], 2, "--vms")?;
+    let sentence = "one machine of 2 vCPUs is on 2 hosts at most";
+    refused(&["--cpus", "2", "--hosts", "3"], 125, sentence)?;
+    refused(&["--cpus", "2", "--grow", "3@9"], 125, sentence)?;
+    refused(&["--cpus", "2", "-n", "3"], 125, "ask for more --cpus")?;
     for words in [
         ["attach", "nobody"],
         ["resume", "nobody"],

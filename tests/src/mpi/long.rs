@@ -45,8 +45,9 @@ pub fn moves(bench: &Bench<'_>) -> Result<String> {
         let log = status.log();
         let took = log.lines().rev().find_map(|line| {
             let (_, rest) = line.split_once(" after ")?;
+            let seconds = rest.split(' ').next()?;
             line.contains(" is on ")
-                .then(|| rest.strip_suffix(" s")?.parse::<f64>().ok())?
+                .then(|| seconds.parse::<f64>().ok())?
         });
         ratios.push(took.with_context(|| format!("no time of a move: {log}"))? / bound);
     }

@@ -12,6 +12,7 @@ mod launcher;
 mod local;
 mod long;
 mod losses;
+mod one;
 mod processes;
 mod saves;
 mod sites;
@@ -70,7 +71,7 @@ struct Bench<'a> {
 struct Lacks(String);
 
 /// With whether they run only with `--long`, or by their name. What runs always takes a minute and a half.
-const CHECKS: [(&str, bool, Check); 23] = [
+const CHECKS: [(&str, bool, Check); 28] = [
     ("mpi: grows, shrinks, releases", false, local::life),
     ("mpi: the program's exit code", false, local::exit_code),
     ("mpi: launcher killed at some moment", true, launcher::any),
@@ -108,6 +109,19 @@ const CHECKS: [(&str, bool, Check); 23] = [
     ("mpi: with Slurm's server killed", true, sites::slurm_more),
     ("mpi: Grid Engine", true, sites::grid_engine),
     ("mpi: reservations that end", true, ends::all),
+    (
+        "mpi: one machine over hosts that come and go",
+        true,
+        one::life,
+    ),
+    ("mpi: one machine, a host killed", true, one::host_killed),
+    (
+        "mpi: one machine, launcher killed in a change",
+        true,
+        one::launcher_killed,
+    ),
+    ("mpi: one machine, reservations that end", true, one::ends),
+    ("mpi: one machine, saved and resumed", true, one::resume),
     ("mpi: two hundred moves", true, long::moves),
     (
         "mpi: eight machines, hosts come and go",
