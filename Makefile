@@ -97,7 +97,7 @@ damage: ## Builds a runtime that damages what it sends home, for the attacks of 
 	$(CARGO) build --release $(RUNTIME) --features damage --target-dir $(TARGET)/damage
 
 e2e: under-test damage programs images ## Native runs against runs under weft, failures, set-up errors
-	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
+	$(E2E) --side-by-side --rounds $(ROUNDS) --moments $(MOMENTS)
 
 fuzz-replay: ## Every input of fuzz/corpus again, crashes of the past among them: a part of `unit`
 	$(CARGO) test -p weft-fuzz

@@ -153,6 +153,12 @@ impl Said {
         Ok(ended.context("the program did not end")? - ready)
     }
 
+    /// How often a machine went to other hosts.
+    pub fn changes(&self) -> usize {
+        let count = |words: &str| self.messages.matches(words).count();
+        count(" moves from ") + count("vm-0 goes to ")
+    }
+
     /// What each move took, and what was expected, seconds.
     pub fn moves(&self) -> Vec<(f64, f64)> {
         let of_line = |line: &str| {
@@ -214,7 +220,7 @@ mod tests {
     fn figures_are_found_in_sentences() {
         let said = Said {
             output: String::new(),
-            messages: "weft: all 4 machines are ready after 2.5 s\n\
+            messages: "weft: all machines are ready after 2.5 s\n\
                 weft: vm-0 is on cpu1 after 0.71 s, 0.90 s were expected\n\
                 weft: the program ended with 0 after 20.1 s, 1 moves of machines\n"
                 .into(),

@@ -73,9 +73,9 @@ fn row(name: &str, moves: &[(f64, f64)], share: Option<f64>, goal: Goal) -> Vec<
     row
 }
 
-/// Two hosts with two machines each; one of them is released again and again.
+/// Two hosts with a machine each; one of them is released again and again.
 fn one_by_one(place: &Place, images: &Images) -> Result<Vec<(f64, f64)>> {
-    let options = "--vms 4 --memory 128M --time 120 --margin 5 --hosts 2 -- ep 36";
+    let options = "--vms 2 --memory 128M --time 120 --margin 5 --hosts 2 -- ep 36";
     let mut cluster = Cluster::start(place, images, &here(8), options)?;
     let begun = Instant::now();
     loop {

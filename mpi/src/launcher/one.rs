@@ -26,6 +26,16 @@ const STEP: u64 = 1 << 20;
 const REST: Duration = Duration::from_secs(5);
 
 impl Launcher {
+    /// With fewer hosts nothing starts.
+    pub(super) fn least_hosts(&self) -> usize {
+        let mut machines = self.fleet.machines.values();
+        let is_saved = machines.any(|live| live.saved.is_some());
+        match is_saved && self.record.began_on_several {
+            true => 2,
+            false => 1,
+        }
+    }
+
     /// Starts it, if it is nowhere.
     pub(super) fn place_one(&mut self, usable: &[(HostId, u64)]) -> Result<(), String> {
         let live = self.fleet.machines.get(&MACHINE);
@@ -37,14 +47,16 @@ impl Launcher {
         let mut hosts: Vec<(HostId, u64)> = usable.to_vec();
         // Those with little room are left out first.
         hosts.sort_by_key(|(id, room)| (Reverse(*room), *id));
-        hosts.truncate(one.hosts_max);
+        let goes_on_alone = saved.is_some() && !self.record.began_on_several;
+        hosts.truncate(if goes_on_alone { 1 } else { one.hosts_max });
         while hosts
             .last()
             .is_some_and(|(_, room)| *room < one.part(hosts.len()))
         {
             hosts.pop();
         }
-        let Some((_, least_room)) = hosts.last().copied() else {
+        let is_enough = hosts.len() >= self.least_hosts();
+        let Some((_, least_room)) = hosts.last().copied().filter(|_| is_enough) else {
             return Err(format!(
                 "the machine needs {} on each of {} hosts, with what its monitors need, and they \
                  have less: use a smaller one, or more hosts",
@@ -59,6 +71,9 @@ impl Launcher {
         let mut ids = hosts.into_iter().map(|(id, _)| id);
         let home = ids.next();
         let others: Vec<HostId> = ids.collect();
+        if saved.is_none() {
+            self.record.began_on_several = !others.is_empty();
+        }
         let on: Vec<String> = others.iter().map(|id| self.fleet.name(*id)).collect();
         let name = network::name(MACHINE.0);
         let task = match saved {

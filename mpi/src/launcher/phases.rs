@@ -69,13 +69,14 @@ impl Launcher {
             self.gathering_since = Instant::now();
         }
         let awaited = self.fleet.hosts.values().filter(|host| host.is_awaited());
-        for _ in usable.len() + awaited.count()..self.record.wanted {
+        let wanted = self.record.wanted.max(self.least_hosts());
+        for _ in usable.len() + awaited.count()..wanted {
             self.ask();
         }
         let is_late = self.gathering_since.elapsed() > self.record.options.wait;
         let have = usable.len();
         let waits = have < self.record.wanted && !is_late;
-        if usable.is_empty() || waits || Instant::now() < self.settles_at {
+        if have < self.least_hosts() || waits || Instant::now() < self.settles_at {
             return;
         }
         let wanted = self.record.wanted;

@@ -39,6 +39,10 @@ pub struct Record {
     pub machines: Vec<MachineRecord>,
     /// Moves that were made.
     pub moves: u64,
+    /// One machine began on several hosts: it has devices for that, and goes on from files on
+    /// several only; otherwise on one.
+    #[serde(default)]
+    pub began_on_several: bool,
     /// Where machines were saved that went on from there: of no use once the cluster has ended.
     #[serde(default)]
     pub used_saves: Vec<PathBuf>,
@@ -122,6 +126,7 @@ impl Record {
             reservations: Vec::new(),
             machines: vec![machine; options.machines as usize],
             moves: 0,
+            began_on_several: false,
             used_saves: Vec::new(),
             options,
         }
