@@ -42,7 +42,7 @@ pub struct HomeMove {
 }
 
 /// Moves the home to the host of `node`, if `with_disks` with copies of node 0's disks. Where
-/// that is not the only other node, or the machine began on several, the new process takes the place of node 0 among them, and
+/// that is not the only other node, or a network has pairs for several, the new process takes the place of node 0 among them, and
 /// has links to them under a number that is free now.
 ///
 /// # Errors
@@ -54,8 +54,8 @@ pub(super) fn move_home(
     job: &Job,
 ) -> Result<HomeMove, String> {
     let stays = |reason: String| format!("{HOME}: {reason}");
-    // The devices of a machine that began on several nodes have queues for each of them.
-    let fits_one = slice.placement().slices() == 1;
+    // A network that began on several nodes has pairs of queues for them.
+    let fits_one = !slice.remote_devices().has_dealt_pairs();
     let heir = match slice.members().len() {
         2 if fits_one => None,
         _ => Some(slice.free_number().ok_or_else(|| {

@@ -14,6 +14,13 @@ impl RemoteDevices {
         self.read(|table| (table.places.epoch(), table.places.servers()))
     }
 
+    /// See [`QueuePlaces::has_dealt_pairs`].
+    ///
+    /// [`QueuePlaces::has_dealt_pairs`]: super::queue_placement::QueuePlaces::has_dealt_pairs
+    pub fn has_dealt_pairs(&self) -> bool {
+        self.read(|table| table.places.has_dealt_pairs())
+    }
+
     /// Where they are served if the devices' slices serve what `slice` serves now.
     pub fn queue_servers_without(&self, slice: usize) -> Servers {
         self.read(|table| table.places.without(slice))

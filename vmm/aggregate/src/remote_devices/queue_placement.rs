@@ -145,6 +145,16 @@ impl QueuePlaces {
         self.devices.get(&device)
     }
 
+    /// Whether a network's pairs were dealt to several slices at the start: it has more than that
+    /// of a machine on one slice has.
+    pub fn has_dealt_pairs(&self) -> bool {
+        let mut devices = self.devices.values();
+        devices.any(|device| {
+            let is_elsewhere = |first: &usize| *first != device.owner;
+            device.group_queues > 1 && device.first.iter().any(is_elsewhere)
+        })
+    }
+
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
