@@ -16,16 +16,13 @@ impl Round<'_> {
         if !self.moving.is_empty() {
             return;
         }
-        let over = self.over();
+        // The home's host first.
+        let over: Vec<HostId> = self.goes_to.values().copied().collect();
         let Some(&home) = over.first() else {
             return;
         };
-        let leaving: Vec<HostId> = self.only_leaving(&over);
-        let stay: Vec<HostId> = over
-            .iter()
-            .copied()
-            .filter(|host| !leaving.contains(host))
-            .collect();
+        let leaves = |host: &HostId| self.leaving.contains(host);
+        let (leaving, stay): (Vec<HostId>, Vec<HostId>) = over.iter().copied().partition(leaves);
         let new_max = one.at_once_max.saturating_sub(over.len());
         let Some(mut to) = self.hosts_for(one, &stay, new_max) else {
             let mut ends_first = leaving;
@@ -42,22 +39,6 @@ impl Round<'_> {
         to.sort_by_key(|host| (*host != home, Reverse(self.until(*host)), *host));
         let why = self.why_it_changes(&leaving, &over, &to);
         self.orders.push(Order::Reshape { to, why });
-    }
-
-    /// Where its parts are, the home's host first.
-    fn over(&self) -> Vec<HostId> {
-        let mut over = Vec::new();
-        for host in self.goes_to.values() {
-            if !over.contains(host) {
-                over.push(*host);
-            }
-        }
-        over
-    }
-
-    fn only_leaving(&self, hosts: &[HostId]) -> Vec<HostId> {
-        let leaving = hosts.iter().filter(|host| self.leaving.contains(host));
-        leaving.copied().collect()
     }
 
     /// Those that stay, and as many others as are worth it; `None`: they have no room for it.

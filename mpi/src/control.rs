@@ -80,7 +80,6 @@ pub enum Task {
         machine: String,
         folder: PathBuf,
         /// Other hosts that it is on from the start.
-        #[serde(default)]
         on: Vec<String>,
     },
     /// To the host of that name.
@@ -120,10 +119,8 @@ pub struct Outcome {
     /// Why its home, or another node, did not leave.
     pub stays: Option<String>,
     /// All of it is in the process of its new home.
-    #[serde(default)]
     pub is_alone: bool,
     /// How long the machine stood, each time that it did, milliseconds.
-    #[serde(default)]
     pub stood_ms: Vec<u32>,
 }
 
@@ -151,13 +148,10 @@ pub struct Machine {
     pub memory: u64,
     pub cpus: u32,
     /// Other hosts that it is on from the start, a node on each.
-    #[serde(default)]
     pub on: Vec<String>,
     /// What each of several nodes may use beyond its own memory, bytes.
-    #[serde(default)]
     pub spare: u64,
     /// The CPU that the guest sees.
-    #[serde(default)]
     pub cpu: String,
     /// Of its card, as `02:00:00:00:00:01`.
     pub address: String,

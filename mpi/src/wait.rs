@@ -1,5 +1,6 @@
-//! Processes of ours, each with a bound.
+//! Processes of ours: their ends, each with a bound, and what they say.
 
+use std::io::Read;
 use std::process::{Child, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,6 +26,16 @@ pub fn ended_or_killed(child: &mut Child, bound: Duration) -> std::io::Result<Op
         child.wait()?;
     }
     Ok(status)
+}
+
+/// All that comes from a pipe, read in a thread of its own: a pipe that is full holds up its process.
+pub fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read until an error counts.
+        let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+        bytes
+    })
 }
 
 #[cfg(test)]

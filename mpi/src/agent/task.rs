@@ -1,6 +1,5 @@
 //! What an agent does with a machine: a `weft vm` command, which has a bound.
 
-use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
@@ -40,10 +39,15 @@ pub fn start(id: u64, task: Task, events: Sender<Event>) {
 fn carry_out(task: &Task) -> Result<Outcome, String> {
     let (command, bound) = command(task).map_err(|error| error.to_string())?;
     let said = run(command, bound)?;
-    match task {
-        Task::Move { .. } | Task::Reshape { .. } => outcome(&said)
-            .map_err(|error| format!("what `weft vm migrate` reports cannot be read: {error}")),
-        _ => Ok(Outcome::default()),
+    if !matches!(task, Task::Move { .. } | Task::Reshape { .. }) {
+        return Ok(Outcome::default());
+    }
+    let outcome = outcome(&said)
+        .map_err(|error| format!("what `weft vm migrate` reports cannot be read: {error}"))?;
+    match (&task, outcome.stays) {
+        // Its vCPUs and memory have gone, and go again with the next try.
+        (Task::Move { .. }, Some(why)) => Err(format!("node 0 stays: {why}")),
+        (_, stays) => Ok(Outcome { stays, ..outcome }),
     }
 }
 
@@ -179,26 +183,21 @@ fn run(mut command: Command, bound: Duration) -> Result<String, String> {
         .spawn();
     let mut child = spawned.map_err(|error| format!("cannot start `weft vm`: {error}"))?;
     // A machine's launcher keeps neither pipe: they end with the command.
-    let output = read(child.stdout.take());
-    let messages = read(child.stderr.take());
+    let output = wait::drain(child.stdout.take());
+    let messages = wait::drain(child.stderr.take());
     let ended = ended(&mut child, bound).map_err(|error| error.to_string())?;
     let Some(success) = ended else {
         return Err(format!("not over within {} s", bound.as_secs()));
     };
-    let said = messages.join().unwrap_or_default();
+    let text = |thread: thread::JoinHandle<Vec<u8>>| {
+        String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned()
+    };
     match success {
-        true => Ok(output.join().unwrap_or_default()),
-        false => Err(last_of(said.trim()).trim_start_matches("weft: ").to_owned()),
+        true => Ok(text(output)),
+        false => Err(last_of(text(messages).trim())
+            .trim_start_matches("weft: ")
+            .to_owned()),
     }
-}
-
-fn read(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What was read until an error counts.
-        let _ = from.map(|mut from| from.read_to_end(&mut bytes));
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
 }
 
 /// Whether it ended well; `None`: not in time.

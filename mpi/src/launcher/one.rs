@@ -12,7 +12,6 @@ use weft_malleable::{Cluster, HostId, Machine as Moving, MachineId};
 use weft_node::size::format_bytes;
 
 use super::fleet::Underway;
-use super::orders::stood;
 use super::{Launcher, network};
 use crate::control::{Machine, Outcome, Part, Task};
 
@@ -159,10 +158,8 @@ impl Launcher {
 
     /// It is on other hosts now.
     pub(super) fn reshaped(&mut self, underway: &Underway, outcome: &Outcome) {
-        let took = underway.since.elapsed();
         let hosts: Vec<HostId> = underway.hosts().collect();
         let names = self.fleet.names(&hosts);
-        let name = network::name(MACHINE.0);
         let Some(live) = self.fleet.machines.get_mut(&MACHINE) else {
             return;
         };
@@ -176,17 +173,11 @@ impl Launcher {
         if is_home_new {
             live.at = underway.to;
         }
-        let mut sentence = format!("{name} is on {names} after {:.2} s", took.as_secs_f64());
-        if let Some((before, expected)) = &underway.before {
-            sentence += &format!(", {:.2} s were expected", expected.as_secs_f64());
-            self.forecast.learn(before, took);
-        }
-        sentence += &stood(outcome);
+        live.rests_until = outcome.stays.as_ref().map(|_| Instant::now() + REST);
+        let mut sentence = self.moved(MACHINE, &names, underway, outcome);
         if let Some(why) = &outcome.stays {
-            live.rests_until = Some(Instant::now() + REST);
             sentence += &format!("; what else it has stays where it was: {why}");
         }
-        self.record.moves += 1;
         self.say(&sentence);
     }
 }

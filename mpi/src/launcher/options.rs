@@ -13,10 +13,10 @@ pub const MACHINES_MAX: u32 = 250;
 /// Hosts of a cluster: each has a switch, which has at most 64 peers.
 pub const HOSTS_MAX: usize = 60;
 
-/// Hosts of one machine over several.
+/// Hosts of one machine (`--one-machine`).
 pub const ONE_HOSTS_MAX: usize = 12;
-/// The same while it changes them: it has 16 nodes at most, of which node 0 may have nothing but
-/// the home, and one may be the next home.
+/// Hosts of one machine before and after a change, together. A machine has 16 nodes at most, and
+/// node 0 and the process that takes its home need one each.
 const ONE_AT_ONCE_MAX: usize = 14;
 /// What a host reserves for each vCPU that may run there.
 const CPU_BYTES: u64 = 72 << 20;
@@ -25,7 +25,6 @@ const CPU_BYTES: u64 = 72 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Options {
     /// One machine over all hosts, instead of many that each have one.
-    #[serde(default)]
     pub one_machine: bool,
     /// Machines, for the cluster's whole life.
     pub machines: u32,
@@ -34,10 +33,8 @@ pub struct Options {
     /// Of each, bytes.
     pub memory: u64,
     /// The CPU that their guests see, as `weft vm start --cpu` takes it.
-    #[serde(default = "usual_cpu")]
     pub cpu: String,
     /// What that needs of a host, by the names in `/proc/cpuinfo`.
-    #[serde(default)]
     pub cpu_features: Vec<String>,
     /// Ranks of each.
     pub slots: u32,
@@ -93,11 +90,6 @@ pub struct ListedHost {
     pub through: Vec<OsString>,
     /// The longest time for which it may be had.
     pub time_max: Option<Duration>,
-}
-
-/// Of a cluster that was started before its options had one.
-fn usual_cpu() -> String {
-    "v2".into()
 }
 
 impl Options {

@@ -13,15 +13,6 @@ use crate::control::{Outcome, Task, ToAgent};
 /// After something failed with a machine.
 const REST: Duration = Duration::from_secs(2);
 
-/// The end of a sentence.
-pub(super) fn stood(outcome: &Outcome) -> String {
-    let times: Vec<String> = outcome.stood_ms.iter().map(ToString::to_string).collect();
-    match times.is_empty() {
-        true => String::new(),
-        false => format!("; it stood for {} ms", times.join(" and ")),
-    }
-}
-
 impl Launcher {
     /// Carries out what is best now.
     pub(super) fn decide(&mut self) {
@@ -163,8 +154,6 @@ impl Launcher {
         let Some(underway) = live.task.take() else {
             return;
         };
-        let name = network::name(machine.0);
-        let took = underway.since.elapsed();
         let outcome = match result {
             Ok(outcome) => outcome,
             Err(why) => {
@@ -174,7 +163,7 @@ impl Launcher {
         };
         // A look of its agents at their machines will show it.
         live.unseen_since = Some(Instant::now());
-        match underway.task {
+        match &underway.task {
             Task::Start(_) | Task::Restore { .. } => {
                 live.nodes = match underway.others.is_empty() {
                     true => BTreeMap::new(),
@@ -186,21 +175,38 @@ impl Launcher {
             Task::Reshape { .. } => self.reshaped(&underway, &outcome),
             Task::Move { to, .. } => {
                 live.at = underway.to;
-                self.record.moves += 1;
-                let mut sentence = format!("{name} is on {to} after {:.2} s", took.as_secs_f64());
-                if let Some((before, expected)) = underway.before {
-                    sentence += &format!(", {:.2} s were expected", expected.as_secs_f64());
-                    self.forecast.learn(&before, took);
-                }
-                self.say(&(sentence + &stood(&outcome)));
+                let sentence = self.moved(machine, to, &underway, &outcome);
+                self.say(&sentence);
             }
             Task::Save { folder, .. } => {
                 live.at = None;
                 live.nodes.clear();
                 live.ready = false;
-                live.saved = Some(folder);
+                live.saved = Some(folder.clone());
             }
         }
+    }
+
+    /// A machine has gone to `hosts`: what it took is learned and counted. A sentence without end.
+    pub(super) fn moved(
+        &mut self,
+        machine: MachineId,
+        hosts: &str,
+        underway: &Underway,
+        outcome: &Outcome,
+    ) -> String {
+        let (name, took) = (network::name(machine.0), underway.since.elapsed());
+        let mut sentence = format!("{name} is on {hosts} after {:.2} s", took.as_secs_f64());
+        if let Some((before, expected)) = &underway.before {
+            sentence += &format!(", {:.2} s were expected", expected.as_secs_f64());
+            self.forecast.learn(before, took);
+        }
+        let stood: Vec<String> = outcome.stood_ms.iter().map(ToString::to_string).collect();
+        if !stood.is_empty() {
+            sentence += &format!("; it stood for {} ms", stood.join(" and "));
+        }
+        self.record.moves += 1;
+        sentence
     }
 
     fn failed(&mut self, machine: MachineId, underway: &Underway, why: &str) {

@@ -417,7 +417,7 @@ impl Launcher {
         }
         // Without a job nothing was written that a user could look at.
         let has_logs = || self.folder.has_logs();
-        if !self.is_in(Phase::Saved) {
+        if !keeps {
             for saved in &self.record.used_saves {
                 // It may have been removed by hand.
                 let _ = std::fs::remove_dir_all(saved);

@@ -110,8 +110,8 @@ impl Shell {
             .stderr(Stdio::piped())
             .spawn();
         let mut child = child.context("cannot start dbclient of the image")?;
-        let output = drain(child.stdout.take());
-        let errors = drain(child.stderr.take());
+        let output = wait::drain(child.stdout.take());
+        let errors = wait::drain(child.stderr.take());
         let Some(status) = wait::ended_or_killed(&mut child, SHORT_MAX)? else {
             bail!("not over within {} s", SHORT_MAX.as_secs());
         };
@@ -183,15 +183,6 @@ fn greeted(gateway: &Path, to: SocketAddrV4) -> anyhow::Result<()> {
     stream.read_exact(&mut banner)?;
     ensure!(&banner == b"SSH-", "no ssh server");
     Ok(())
-}
-
-fn drain(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What was read until an error counts.
-        let _ = from.map(|mut from| from.read_to_end(&mut bytes));
-        bytes
-    })
 }
 
 /// For a shell.

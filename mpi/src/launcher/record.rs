@@ -17,15 +17,19 @@ use super::options::Options;
 use crate::control::Task;
 
 /// Of the format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const FILE: &str = "cluster.json";
+
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
     pub options: Options,
     /// When its first launcher started, seconds since 1970.
-    #[serde(default)]
     began_s: u64,
     pub wanted: usize,
     /// Where agents reach the launcher: another one listens there, too.
@@ -41,10 +45,8 @@ pub struct Record {
     pub moves: u64,
     /// One machine began on several hosts: it has devices for that, and goes on from files on
     /// several only; otherwise on one.
-    #[serde(default)]
     pub began_on_several: bool,
     /// Where machines were saved that went on from there: of no use once the cluster has ended.
-    #[serde(default)]
     pub used_saves: Vec<PathBuf>,
 }
 
@@ -80,7 +82,6 @@ pub struct MachineRecord {
     /// The reservation where it is.
     pub host: Option<u32>,
     /// Of one machine over several hosts: its nodes, by their reservations.
-    #[serde(default)]
     pub nodes: BTreeMap<u32, usize>,
     /// Where it was saved; then it is on no host.
     pub saved: Option<PathBuf>,
@@ -97,7 +98,6 @@ pub struct OrderRecord {
     /// The reservation to which the machine comes.
     pub to: Option<u32>,
     /// Further ones that it will be on.
-    #[serde(default)]
     pub others: Vec<u32>,
 }
 
@@ -142,15 +142,15 @@ impl Record {
         let bytes = fs::read(&path).with_context(|| {
             format!("there is no cluster {}: {}", folder.name(), path.display())
         })?;
-        let record: Record = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} is damaged", path.display()))?;
+        let damaged = || format!("{} is damaged", path.display());
+        // The rest of another version may not be as it is here.
+        let Versioned { version } = serde_json::from_slice(&bytes).with_context(damaged)?;
         ensure!(
-            record.version == VERSION,
-            "{} has version {}, and this launcher reads {VERSION}: use the Weft that made it",
-            path.display(),
-            record.version
+            version == VERSION,
+            "{} has version {version}, and this launcher reads {VERSION}: use the Weft that made it",
+            path.display()
         );
-        Ok(record)
+        serde_json::from_slice(&bytes).with_context(damaged)
     }
 
     /// Whole or not at all.

@@ -173,6 +173,10 @@ fn of_a_damaged_record(user: &User) -> Result<()> {
         ("{\"version\": 1, \"opt", "cluster.json is damaged"),
         ("", "cluster.json is damaged"),
         ("[]", "cluster.json is damaged"),
+        (
+            "{\"version\": 1, \"wanted\": 2}",
+            "has version 1, and this launcher reads 2: use the Weft that made it",
+        ),
     ] {
         fs::write(&record, damaged)?;
         user.refused(&["attach", "d"], 1, sentence)?;

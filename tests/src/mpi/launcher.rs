@@ -95,8 +95,8 @@ pub fn moving(bench: &Bench<'_>) -> Result<String> {
 }
 
 /// Does not depend on how fast its host is, so it ends after two or three saves.
-const COUNTS: &str = "n=0; while [ $n -lt 60 ]; do n=$((n+1)); echo $n; sleep 0.4; done";
-const COUNTED: u32 = 60;
+pub(super) const COUNTS: &str = "n=0; while [ $n -lt 60 ]; do n=$((n+1)); echo $n; sleep 0.4; done";
+pub(super) const COUNTED: u32 = 60;
 
 /// The first launcher dies while machines are saved. Whoever goes on ends with all of them saved,
 /// and from there the program ends.

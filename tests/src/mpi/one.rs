@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::ends::no_overrun;
+use super::launcher::{COUNTED, COUNTS};
 use super::processes::{self, Observer};
 use super::user::{Launcher, Status, User};
 use super::{BOOT_BOUND, Bench, END_BOUND, PROGRAM_BOUND, STEP_BOUND, ep};
@@ -154,7 +155,6 @@ pub fn ends(bench: &Bench<'_>) -> Result<String> {
 
 /// No host is left: it is saved, and goes on over several hosts.
 pub fn resume(bench: &Bench<'_>) -> Result<String> {
-    const COUNTS: &str = "n=0; while [ $n -lt 60 ]; do n=$((n+1)); echo $n; sleep 0.4; done";
     let user = bench.user()?;
     let (list, saves) = (user.folder.join("list"), user.folder.join("saves"));
     fs::write(&list, "one max=26\ntwo max=26\n")?;
@@ -190,7 +190,7 @@ pub fn resume(bench: &Bench<'_>) -> Result<String> {
         user.no_process_left()?;
         launcher = user.launch("c", &["resume", "c"])?;
     }
-    let counted: String = (1..=60).map(|number| format!("{number}\n")).collect();
+    let counted: String = (1..=COUNTED).map(|number| format!("{number}\n")).collect();
     ensure!(output == counted, "{output:?}");
     ensure!(saved > 0, "it was never saved");
     user.nothing_left(false)?;
