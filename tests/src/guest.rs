@@ -233,9 +233,10 @@ impl Ended {
 
 /// The exit code of a machine that ended by itself within its bound.
 pub fn code(ended: &Ended) -> Result<i32> {
-    let status = ended
-        .status
-        .with_context(|| format!("it did not end; stderr: {}", ended.stderr))?;
+    let status = ended.status.with_context(|| {
+        let (stderr, tail) = (&ended.stderr, ended.tail(20));
+        format!("it did not end; stderr: {stderr}\nconsole: {tail}")
+    })?;
     status
         .code()
         .with_context(|| format!("{status}; stderr: {}", ended.stderr))

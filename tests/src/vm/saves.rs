@@ -30,7 +30,11 @@ const RIGHT: &str = "dirty: right";
 /// Of a command that refuses.
 const EXIT_REFUSED: i32 = 1;
 /// Why a machine that is being saved refuses another save.
-const BUSY: [&str; 2] = ["is being saved already", "save is under way"];
+const BUSY: [&str; 3] = [
+    "is being saved already",
+    "save is under way",
+    "too many requests wait",
+];
 
 type Test = fn(&Bench, &Images) -> Result<String>;
 

@@ -404,7 +404,7 @@ impl Machine {
         notes.splice(0..0, start.chosen.notes());
         let back_end = start.chosen.back_end.name();
         let ram = start.ram;
-        let Assembled { owner, handle } = assembly::assemble(Plan {
+        let Assembled { mut owner, handle } = assembly::assemble(Plan {
             configuration: start.configuration,
             io: start.io,
             ram: ram.clone(),
@@ -414,6 +414,8 @@ impl Machine {
             channel: start.channel,
             slice: start.slice,
         })?;
+        // Before a caller has the handle.
+        owner.stand();
         let thread = weft_confine::spawn("weft-machine", ThreadKind::Main, move || owner.run())
             .map_err(MachineError::Thread)?;
         Ok(Self {

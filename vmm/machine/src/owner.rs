@@ -94,12 +94,17 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    pub fn run(mut self) {
+    /// Lets no part take anything until the machine runs: what is typed or received before a
+    /// state is restored would be lost.
+    pub fn stand(&mut self) {
         if let Err(refusal) = self.pause_parts("build") {
             self.shutdown.end(End::Failed {
                 reason: refusal.to_string(),
             });
         }
+    }
+
+    pub fn run(mut self) {
         // Handles keep the channel open; the machine itself says Quit.
         while let Ok(input) = self.inputs.recv() {
             match input {

@@ -235,6 +235,8 @@ fn a_machine_continues_in_another_one_from_its_encoded_state() {
         let ram = machine.ram().clone();
         drop(machine);
         machine = rig.machine(ram).0;
+        // The state would replace it.
+        assert_eq!(machine.handle().serial_input(b"too early"), 0);
         let state = MachineState::decode(&bytes).unwrap();
         ask(&machine, MachineRequest::Restore(Box::new(state)));
         assert_eq!(status(&machine).stage, Stage::Paused);
