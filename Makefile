@@ -7,9 +7,10 @@ DESTDIR ?=
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
+TESTED := $(TARGET)/tested
 PROGRAMS := $(TARGET)/programs
 IMAGES := $(TARGET)/guest
-E2E := $(RELEASE)/weft-e2e --weft $(RELEASE)/weft --programs $(PROGRAMS) --sources tests/programs --guest $(IMAGES)
+E2E = $(1)/weft-e2e --weft $(1)/weft --programs $(PROGRAMS) --sources tests/programs --guest $(IMAGES)
 BENCH := $(RELEASE)/weft-bench --weft $(RELEASE)/weft --programs $(PROGRAMS) --guest $(IMAGES)
 
 # Rounds of the corpus and losses of each kind: few in `make test`, many in
@@ -41,10 +42,10 @@ build: ## Builds weft, its runtime and its monitor, optimised
 	$(CARGO) build --release $(RUNTIME)
 	$(CARGO) build --release $(INSTALLED)
 
-# What the end-to-end tests run: without benchmarks and simulators, whose links take a minute.
+# What the end-to-end tests run: optimised in less time, without benchmarks and simulators.
 under-test:
-	$(CARGO) build --release $(RUNTIME)
-	$(CARGO) build --release -p weft-cli -p weft-monitor -p weft-tests
+	$(CARGO) build --profile tested $(RUNTIME)
+	$(CARGO) build --profile tested -p weft-cli -p weft-monitor -p weft-tests
 
 programs: ## Builds the programs of the tests and benchmarks
 	@mkdir -p $(PROGRAMS)
@@ -97,7 +98,7 @@ damage: ## Builds a runtime that damages what it sends home, for the attacks of 
 	$(CARGO) build --release $(RUNTIME) --features damage --target-dir $(TARGET)/damage
 
 e2e: under-test damage programs images ## Native runs against runs under weft, failures, set-up errors
-	$(E2E) --side-by-side --rounds $(ROUNDS) --moments $(MOMENTS)
+	$(call E2E,$(TESTED)) --side-by-side --rounds $(ROUNDS) --moments $(MOMENTS)
 
 fuzz-replay: ## Every input of fuzz/corpus again, crashes of the past among them: a part of `unit`
 	$(CARGO) test -p weft-fuzz
@@ -110,7 +111,7 @@ bench: build programs guest guest-debian ## Measures, and renews the tables of b
 soak: build damage programs guest guest-debian guest-mpi ## The long tests, for a night
 	$(CARGO) test --release $(OTHERS) -- --ignored
 	tests/mpi/two-machines --weft $(RELEASE)/weft --guest $(IMAGES) --machines 4 || [ $$? -eq 77 ]
-	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS) \
+	$(call E2E,$(RELEASE)) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS) \
 		--node-boots $(SOAK_NODE_BOOTS) --lend-seconds $(SOAK_LEND_SECONDS) \
 		--cluster-seconds $(SOAK_CLUSTER_SECONDS)
 	@bash .ci/prove all
