@@ -45,8 +45,9 @@ impl Suite {
     /// Whether it waits most of its time: for leases, bounds and moves.
     fn waits(self) -> bool {
         match self {
-            Suite::Setup | Suite::Loss | Suite::Lend | Suite::User | Suite::Cluster => true,
-            Suite::Corpus | Suite::Vm | Suite::Machines | Suite::Aggregate | Suite::Mpi => false,
+            Suite::Setup | Suite::Loss | Suite::Lend | Suite::User => true,
+            Suite::Cluster | Suite::Mpi => true,
+            Suite::Corpus | Suite::Vm | Suite::Machines | Suite::Aggregate => false,
         }
     }
 }
