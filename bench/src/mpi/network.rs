@@ -1,11 +1,14 @@
 //! The network of a cluster's machines: on one host, on two, and while they move (ELViC, tables 3
 //! and 4, figures 2 and 3).
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, Result};
 use serde_json::json;
 use weft_tests::boot::Images;
 
 use super::cluster::{Cluster, Said, here, number_after};
+use crate::ping::{Ping, Step, Track, draw};
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
@@ -14,6 +17,8 @@ const TRIP_S: u32 = 20;
 const STREAM_S: u32 = 10;
 /// Two machines.
 const MACHINES: &str = "--vms 2 --memory 128M --time 60 --margin 5";
+/// In the environment: where a picture of the last row goes.
+const PICTURE: &str = "WEFT_PICTURE";
 /// What a program may see of a move, in milliseconds.
 const GAP_MS: f64 = 50.0;
 
@@ -77,7 +82,11 @@ pub fn network(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
         let (trips, moves) = moved(place, images)?;
         medians.push(trips.median_us);
         longest.push(trips.longest_ms);
-        samples.push(json!({ "hosts": 2, "pieces": trips.pieces, "moves": moves }));
+        let steps: Vec<(f64, f64)> = moves.iter().map(|it| (it.from_s, it.until_s)).collect();
+        samples.push(json!({ "hosts": 2, "pieces": trips.pieces, "moves": steps }));
+        if let Some(file) = std::env::var_os(PICTURE) {
+            std::fs::write(file, picture(&trips, moves))?;
+        }
     }
     let longest = median(&longest);
     let mut row = vec![
@@ -107,20 +116,52 @@ fn trips(said: &Said) -> Result<Trips> {
     })
 }
 
-/// The machines' hosts are released one after the other.
-fn moved(place: &Place, images: &Images) -> Result<(Trips, usize)> {
+/// A dot for the longest trip of each 100 ms, and a band for each move.
+fn picture(trips: &Trips, steps: Vec<Step>) -> String {
+    let ping = |&(at_s, longest_ms): &(f64, f64)| Ping {
+        sent_s: at_s,
+        answered_s: Some(at_s + longest_ms / 1e3),
+    };
+    let track = Track {
+        pings: trips.pieces.iter().map(ping).collect(),
+        steps,
+    };
+    let worst = |step: &Step| {
+        // The program's clock began some time before the launcher knew of it.
+        let near = (step.from_s - 0.5)..(step.until_s + 1.0);
+        let trips = trips.pieces.iter().filter(|(at, _)| near.contains(at));
+        let longest = trips.map(|(_, longest)| *longest).fold(0.0, f64::max);
+        format!("longest {longest:.1} ms")
+    };
+    let title = "the longest round trip between two MPI ranks, of each 100 ms";
+    draw(&track, title, &worst)
+}
+
+/// The machines' hosts are released one after the other. The moves, in seconds since the program
+/// began.
+fn moved(place: &Place, images: &Images) -> Result<(Trips, Vec<Step>)> {
     // The third host has none of them, so each moves once.
     let options = format!("{MACHINES} --hosts 3 -- talk trip {TRIP_S}");
     let mut cluster = Cluster::start(place, images, &here(6), &options)?;
+    let mut steps = Vec::new();
+    let mut begun = None;
     for machine in 0..2 {
         let status = cluster.until("the program runs", |status| status["phase"] == "running")?;
-        std::thread::sleep(std::time::Duration::from_secs(4));
+        let begun = begun.get_or_insert_with(Instant::now);
+        std::thread::sleep(Duration::from_secs(4));
         let host = Cluster::host(&status, machine);
+        let from_s = begun.elapsed().as_secs_f64();
         cluster.ask(&["release", &host])?;
         cluster.until("the machine has moved", |status| {
             Cluster::host(status, machine) != host
         })?;
+        steps.push(Step {
+            name: format!("machine {} moves", machine + 1),
+            note: String::new(),
+            from_s,
+            until_s: begun.elapsed().as_secs_f64(),
+        });
     }
     let said = cluster.finish()?;
-    Ok((trips(&said)?, said.moves().len()))
+    Ok((trips(&said)?, steps))
 }

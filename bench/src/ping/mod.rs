@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
+pub use picture::draw;
 use prober::Prober;
 pub use track::{Ping, Step, Track, Worst};
 

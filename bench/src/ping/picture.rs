@@ -1,7 +1,7 @@
 //! Pictures of the requests: how long each answer took, on a logarithmic scale, and when the
 //! machine moved.
 
-use super::{Ping, Track};
+use super::{Ping, Step, Track};
 
 /// Decades of the scale: from 0.01 ms to 1 s.
 const DECADES: i32 = 5;
@@ -70,7 +70,17 @@ pub fn text(track: &Track) -> String {
 
 /// The same for a browser: a dot for each answer, a red line for a lost one.
 pub fn svg(track: &Track) -> String {
-    Sheet::new(track).draw(track)
+    let worst = |step: &Step| {
+        let worst = track.worst(step.from_s, step.until_s);
+        let gap_ms = worst.gap_s * 1e3;
+        format!("gap {gap_ms:.1} ms, {} of {} lost", worst.lost, worst.sent)
+    };
+    draw(track, "time until the answer of each ping", &worst)
+}
+
+/// A picture that says this, and of each step what was worst.
+pub fn draw(track: &Track, title: &str, worst: &dyn Fn(&Step) -> String) -> String {
+    Sheet::new(track).draw(track, title, worst)
 }
 
 const WIDTH: f64 = 1040.0;
@@ -99,18 +109,18 @@ impl Sheet {
         LEFT + (at_s - self.first_s) * self.per_second
     }
 
-    fn draw(&self, track: &Track) -> String {
+    fn draw(&self, track: &Track, title: &str, worst: &dyn Fn(&Step) -> String) -> String {
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {TOTAL_HEIGHT}\" width=\"{WIDTH}\" font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\" font-size=\"12\">\n<title>Pings of a machine that moves</title>\n<rect width=\"{WIDTH}\" height=\"{TOTAL_HEIGHT}\" rx=\"8\" fill=\"#ffffff\"/>\n"
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {TOTAL_HEIGHT}\" width=\"{WIDTH}\" font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\" font-size=\"12\">\n<title>{title}</title>\n<rect width=\"{WIDTH}\" height=\"{TOTAL_HEIGHT}\" rx=\"8\" fill=\"#ffffff\"/>\n"
         );
-        svg += &label(16.0, 26.0, "start", "time until the answer of each ping");
-        svg += &self.steps(track);
+        svg += &label(16.0, 26.0, "start", title);
+        svg += &self.steps(track, worst);
         svg += &self.axes(track);
         svg + &self.dots(track) + "</svg>\n"
     }
 
     /// A band for each step, its name above it and its worst beneath that.
-    fn steps(&self, track: &Track) -> String {
+    fn steps(&self, track: &Track, worst: &dyn Fn(&Step) -> String) -> String {
         let mut svg = String::new();
         for step in &track.steps {
             let (from, until) = (self.x(step.from_s), self.x(step.until_s));
@@ -119,14 +129,7 @@ impl Sheet {
                 (until - from).max(1.0),
                 BOTTOM - TOP
             );
-            let worst = track.worst(step.from_s, step.until_s);
-            let gap = format!(
-                "gap {:.1} ms, {} of {} lost",
-                worst.gap_s * 1e3,
-                worst.lost,
-                worst.sent
-            );
-            let lines = [(50.0, &step.name), (67.0, &step.note), (84.0, &gap)];
+            let lines = [(50.0, &step.name), (67.0, &step.note), (84.0, &worst(step))];
             for (y, line) in lines {
                 svg += &label(from, y, "start", line);
             }
