@@ -200,6 +200,7 @@ fn kill_agent(driver: &mut Driver<'_>) -> Result<()> {
     Ok(())
 }
 
+/// An operator has all leave a host, most often because it is needed, else since it may fail.
 fn drain(driver: &mut Driver<'_>) -> Result<()> {
     let (Some(any), Some(from)) = (driver.lender(), driver.lender()) else {
         return Ok(());
@@ -215,7 +216,14 @@ fn drain(driver: &mut Driver<'_>) -> Result<()> {
     }
     driver.cordoned.push(host);
     let name = HOSTS[host];
-    driver.background("drain", from, &format!("node drain {name} --wait 25"), 90)?;
+    let (what, line) = match driver.pick(3) {
+        0 => (
+            "evacuate",
+            format!("node evacuate {name} --why smoke --wait 25"),
+        ),
+        _ => ("drain", format!("node drain {name} --wait 25")),
+    };
+    driver.background(what, from, &line, 90)?;
     driver.after(Later::Uncordon(host), 15_000, 50_000);
     Ok(())
 }
