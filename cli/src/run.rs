@@ -15,6 +15,7 @@ use weft_node::spawn::Ended;
 
 use crate::args::RunArgs;
 use crate::values::StatsArg;
+use crate::work::Found;
 use crate::{summary, watch, work};
 
 /// The longest name in a cluster that is made of a program's.
@@ -70,13 +71,19 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Has the cluster find the nodes of the run. `Some`: with `--dry-run` all that was asked for
-/// has been shown.
+/// has been shown; with `--anywhere` it has run on another host.
 fn find_hosts(args: &RunArgs, options: &mut RunOptions) -> anyhow::Result<Option<ExitCode>> {
     let request = request(args)?;
     if args.place.dry_run {
         return Ok(Some(work::show_trial(&request)?));
     }
-    put_on(options, &work::place(request, args.place.wait, None)?);
+    match work::place(request, &args.place, None)? {
+        Found::Here(parts) => put_on(options, &parts),
+        Found::Elsewhere(elsewhere) => return elsewhere.run(args.program.len()).map(Some),
+    }
+    if args.place.placed.is_some() {
+        work::end_with_connection();
+    }
     Ok(None)
 }
 

@@ -270,6 +270,8 @@ mod tests {
             name: "web".into(),
             kind,
             home: "alpha".into(),
+            anywhere: false,
+            caller: None,
             user: "u".into(),
             cores: 1,
             memory_mib: 64,

@@ -43,6 +43,11 @@ pub enum ClusterError {
     WorkNameTaken(String),
     #[error("nothing called {0} runs or waits in this cluster: `weft plan` shows what does")]
     NoSuchWork(String),
+    #[error(
+        "nothing called {0} waits for a launcher on this host: --placed is for `weft run --anywhere` \
+         and `weft vm start --anywhere`, which call it"
+    )]
+    NotElsewhere(String),
     #[error("{0} does not move now")]
     NoMove(String),
     #[error("{0} is a program: its output is where it was started")]

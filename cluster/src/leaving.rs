@@ -223,6 +223,8 @@ mod tests {
                 name: format!("w{id}"),
                 kind,
                 home: hosts[0].into(),
+                anywhere: false,
+                caller: None,
                 user: "root".into(),
                 cores: 2,
                 memory_mib: 2 * MIB,

@@ -252,9 +252,7 @@ impl Planner {
                 plans.extend(answer(&state.work, asked, held.why.clone(), held.refused));
                 continue;
             }
-            let wanted = self
-                .host_of(&asked.request.home)
-                .map(|home| to_request(*id, &asked.request, home));
+            let wanted = self.wanted(asked);
             if let Some(wanted) = wanted.filter(|_| self.waiting.insert(*id)) {
                 self.step(now, Event::Requested(wanted), decisions);
             }
@@ -272,8 +270,7 @@ impl Planner {
         decisions: &mut Vec<Decision>,
     ) -> bool {
         let id = asked.aggregate();
-        let home = self.host_of(&asked.request.home);
-        let wanted = home.map(|home| to_request(id, &asked.request, home));
+        let wanted = self.wanted(asked);
         let Some(why) = self.refusal(wanted.as_ref(), largest) else {
             return false;
         };
@@ -312,6 +309,14 @@ impl Planner {
     }
 
     /// Why a request can never be placed: the empty cluster would not hold it.
+    /// `None`: its home has left the cluster.
+    fn wanted(&self, asked: &Asked) -> Option<Request> {
+        let request = &asked.request;
+        let home = self.host_of(&request.home);
+        let home = home.filter(|_| !request.anywhere);
+        (home.is_some() || request.anywhere).then(|| to_request(asked.aggregate(), request, home))
+    }
+
     fn refusal(&self, wanted: Option<&Request>, largest: &Inventory) -> Option<Refused> {
         let Some(wanted) = wanted else {
             return Some(Refused::NoHome);
@@ -587,7 +592,7 @@ impl Planner {
             .collect();
         let home = parts.first()?.host;
         let placement = Placement { parts };
-        let mut request = to_request(AggregateId(placed.id), &placed.request, home);
+        let mut request = to_request(AggregateId(placed.id), &placed.request, Some(home));
         request.room = placement.room();
         let after = placed.order.as_ref();
         let after = after.and_then(|order| self.placement(&order.parts));
@@ -648,6 +653,7 @@ impl Planner {
         };
         let asked = (*asked.get(id)?).clone();
         let home = self.host_of(&asked.request.home);
+        let home = home.filter(|_| !asked.request.anywhere);
         let silent = home.is_some_and(|home| self.inventory().host(home).capacity == Room::NONE);
         let why = match decision {
             Decision::Delay { name, .. } if silent => format!(
@@ -663,9 +669,10 @@ impl Planner {
         if let Some(parts) = self.work_parts(placement, &asked.request) {
             return Some(Plan::Place { asked, parts, why });
         }
+        let home = &self.hosts[&placement.parts[0].host];
         let why = format!(
-            "{} waits: {} has too little memory for the vCPUs that it would get.",
-            asked.request.name, asked.request.home
+            "{} waits: {home} has too little memory for the vCPUs that it would get.",
+            asked.request.name
         );
         answer(work, &asked, why, false)
     }
@@ -730,13 +737,14 @@ fn taken_in(outcome: Result<Vec<Decision>, InventoryError>) -> Vec<Decision> {
     }
 }
 
-fn to_request(id: AggregateId, request: &crate::WorkRequest, home: HostId) -> Request {
+fn to_request(id: AggregateId, request: &crate::WorkRequest, home: Option<HostId>) -> Request {
     let for_cpus = cpus_mib(request.kind, request.cores);
     let room = Room::new(request.cores, request.memory_mib + for_cpus);
     let mut wanted = Request::new(id, &request.name[..], room);
     wanted.hosts_max = request.hosts_max;
     wanted.priority = request.priority;
-    wanted.home = Some(home);
+    wanted.home = home;
+    wanted.home_stays = true;
     wanted.fixed = request.kind == WorkKind::Program;
     wanted.core_memory_mib = cpus_mib(request.kind, 1);
     wanted

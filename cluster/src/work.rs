@@ -67,6 +67,13 @@ pub struct WorkRequest {
     pub kind: WorkKind,
     /// The member on which its launcher is.
     pub home: String,
+    /// While it waits: any member may be the home.
+    #[serde(default)]
+    pub anywhere: bool,
+    /// The member on which the command is that asks for a home elsewhere, until a launcher there
+    /// has taken over.
+    #[serde(default)]
+    pub caller: Option<String>,
     /// The user that started it, there.
     pub user: String,
     pub cores: u32,
@@ -78,10 +85,16 @@ pub struct WorkRequest {
 }
 
 impl WorkRequest {
+    /// The member whose daemon finds out that launcher and agent are gone.
+    pub fn watched_by(&self) -> &str {
+        self.caller.as_ref().unwrap_or(&self.home)
+    }
+
     fn is_sound(&self) -> bool {
         let room = Room::new(self.cores, self.memory_mib);
+        let mut hosts = [&self.home].into_iter().chain(&self.caller);
         check_name(&self.name).is_ok()
-            && check_name(&self.home).is_ok()
+            && hosts.all(|host| check_name(host).is_ok())
             && is_sound(room)
             && self.cores > 0
             && self.memory_mib > 0
@@ -371,9 +384,10 @@ impl Cluster {
             // was placed with the nonce that only it has.
             Err(StoreError::Unknown { store, reason }) => {
                 let work = self.work()?;
-                let asked = work.asked.iter().find(|asked| asked.request == *request);
+                let is_it = |found: &WorkRequest| found.mark == request.mark;
+                let asked = work.asked.iter().find(|asked| is_it(&asked.request));
                 let placed = work.placed.values();
-                let placed = || placed.clone().find(|placed| placed.request == *request);
+                let placed = || placed.clone().find(|placed| is_it(&placed.request));
                 let id = asked.map(|asked| asked.id);
                 id.or_else(|| placed().map(|placed| placed.id))
                     .ok_or(StoreError::Unknown { store, reason }.into())
@@ -424,6 +438,62 @@ impl Cluster {
         // Refused: somebody else has just said the same.
         self.store.commit(&[condition], &[Change::delete(key)])?;
         Ok(())
+    }
+
+    /// A launcher on the home of what is placed goes on from here, with an agent that has this
+    /// lease, instead of the command that asked on another host.
+    pub fn take_over(
+        &self,
+        (name, id): (&str, u64),
+        home: &str,
+        mark: &Mark,
+        lease: LeaseId,
+    ) -> Result<Placed, ClusterError> {
+        for _ in 0..ORDER_TRIES {
+            let placed = self.placed(name, id)?;
+            let waits = |placed: &Placed| {
+                let request = &placed.request;
+                request.home == home && (request.caller.is_some() || request.mark == *mark)
+            };
+            let Some(mut placed) = placed.filter(waits) else {
+                return Err(ClusterError::NotElsewhere(name.into()));
+            };
+            if placed.request.caller.is_none() {
+                // An answer of the store was lost.
+                return Ok(placed);
+            }
+            placed.request.caller = None;
+            placed.request.mark = mark.clone();
+            let key = format!("{PLACED}{name}");
+            let condition = Condition::Unchanged(key.clone(), placed.revision);
+            let changes = [
+                Change::put(key, json(&placed)),
+                Change::put_leased(format!("{AGENT}{name}"), "", lease),
+            ];
+            match self.store.commit(&[condition], &changes) {
+                Ok(Committed::Done(revision)) => return Ok(Placed { revision, ..placed }),
+                Ok(Committed::Refused) | Err(StoreError::Unknown { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(ClusterError::Busy)
+    }
+
+    /// The command that asked for a home elsewhere has ended. If no launcher has taken over there,
+    /// the name and the room are free.
+    pub fn caller_ended(&self, name: &str, id: u64) -> Result<(), ClusterError> {
+        for _ in 0..ORDER_TRIES {
+            let placed = self.placed(name, id)?;
+            let Some(placed) = placed.filter(|placed| placed.request.caller.is_some()) else {
+                return Ok(());
+            };
+            let key = format!("{PLACED}{name}");
+            let condition = Condition::Unchanged(key.clone(), placed.revision);
+            if self.store.commit(&[condition], &[Change::delete(key)])? != Committed::Refused {
+                return Ok(());
+            }
+        }
+        Err(ClusterError::Busy)
     }
 
     /// What is placed under a name, if it has this number.
@@ -591,9 +661,13 @@ impl Term {
         why: String,
     ) -> Result<bool, ClusterError> {
         let name = &asked.request.name;
+        let mut request = asked.request.clone();
+        if let (true, Some(first)) = (request.anywhere, parts.first()) {
+            request.home.clone_from(&first.host);
+        }
         let placed = Placed {
             id: asked.id,
-            request: asked.request.clone(),
+            request,
             parts,
             why: why.clone(),
             order: None,

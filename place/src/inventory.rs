@@ -240,7 +240,7 @@ impl Inventory {
     }
 
     /// Starts an aggregate where `placement` says.
-    pub fn start(&mut self, request: Request, placement: Placement, now: Duration) {
+    pub fn start(&mut self, mut request: Request, placement: Placement, now: Duration) {
         assert_eq!(
             placement.room(),
             request.room,
@@ -249,7 +249,11 @@ impl Inventory {
         for part in &placement.parts {
             self.take(part.host, part.room, request.id);
         }
-        self.take_devices(placement.parts[0].host, &request.devices);
+        let home = placement.parts[0].host;
+        self.take_devices(home, &request.devices);
+        if request.home_stays {
+            request.home = Some(home);
+        }
         let aggregate = Aggregate {
             placement,
             request,

@@ -23,6 +23,8 @@ pub struct Request {
     pub priority: u8,
     /// The first part is on this host, and stays there: what started it is there.
     pub home: Option<HostId>,
+    /// Where there is no such host, the first part stays on the one on which it starts.
+    pub home_stays: bool,
     /// It cannot move while it runs.
     pub fixed: bool,
     /// What each core takes of the memory, beside what the aggregate works on.
@@ -56,6 +58,7 @@ impl Request {
             hosts_max: room.cores.max(1),
             priority: 0,
             home: None,
+            home_stays: false,
             fixed: false,
             core_memory_mib: 0,
         }

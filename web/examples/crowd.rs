@@ -136,6 +136,8 @@ impl Crowd {
                 WorkKind::Machine
             },
             home: name(n * 37 % self.leases.len()),
+            anywhere: false,
+            caller: None,
             user: ["ann", "bob", "eve"][n % 3].into(),
             cores: [1, 2, 4, 2, 6][n % 5],
             memory_mib: [1024, 2048, 6144, 3072, 8192][n % 5],

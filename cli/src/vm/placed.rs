@@ -9,13 +9,14 @@ use super::args::{BackEndArg, VmRunArgs};
 use super::error::VmError;
 use super::plan::{NAME_MAX, Plan};
 use super::suboptions::ListArg;
-use crate::work;
+use crate::work::{self, Found};
 
 /// What options that were judged ask for.
 pub enum Checked {
     /// The machine, on the hosts that were found.
     Runs(Box<Plan>),
-    /// Nothing more: with `--dry-run` all that was asked for has been shown.
+    /// Nothing more: with `--dry-run` all that was asked for has been shown, with `--anywhere` the
+    /// command has run on another host.
     Shown(ExitCode),
 }
 
@@ -49,7 +50,13 @@ pub fn check(args: &mut VmRunArgs) -> anyhow::Result<Checked> {
     if args.place.dry_run {
         return Ok(Checked::Shown(work::show_trial(&request)?));
     }
-    let parts = work::place(request, args.place.wait, Some(name))?;
+    // On its home it has the name that it was placed by.
+    args.name = Some(request.name.clone());
+    let machine = Some(request.name.clone());
+    let parts = match work::place(request, &args.place, machine)? {
+        Found::Here(parts) => parts,
+        Found::Elsewhere(elsewhere) => return Ok(Checked::Shown(elsewhere.run(0)?)),
+    };
     // From here on as if the command line had named them.
     args.place.cluster = false;
     put_on(args, &parts, memory);

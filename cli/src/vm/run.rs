@@ -39,6 +39,7 @@ use super::registry::Registration;
 use super::suboptions::ConsoleArg;
 use super::trace;
 use crate::values::StatsArg;
+use crate::work;
 
 /// A life shorter than this that ends in a triple fault is a crash.
 const CRASH: Duration = Duration::from_secs(1);
@@ -48,7 +49,12 @@ const CRASHES_MAX: u32 = 3;
 pub fn run(args: &mut VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
     let tsc = begin_tsc_measurement();
     match placed::check(args) {
-        Ok(Checked::Runs(plan)) => run_plan(&plan, args, None, (started, tsc)),
+        Ok(Checked::Runs(plan)) => {
+            if args.place.placed.is_some() {
+                work::end_with_connection();
+            }
+            run_plan(&plan, args, None, (started, tsc))
+        }
         Ok(Checked::Shown(code)) => Ok(code),
         Err(error) => Ok(set_up_failed(&error)),
     }

@@ -53,11 +53,11 @@ pub fn run() -> anyhow::Result<ExitCode> {
     let instructions: Instructions = serde_json::from_slice(&line)
         .context("this command is for `weft run --cluster` and `weft vm start --cluster`")?;
     let _shown = mark::show(&instructions.request.mark, "agent").context("cannot make a socket")?;
-    let (reply, agent) = match Agent::ask(instructions, launcher) {
+    let (reply, agent) = match Agent::begin(instructions, launcher) {
         Ok((agent, placed)) => {
             let revision = placed.revision();
-            let Placed { parts, why, .. } = placed;
-            (Reply::Placed { parts, why }, Some((agent, revision)))
+            let Placed { id, parts, why, .. } = placed;
+            (Reply::Placed { id, parts, why }, Some((agent, revision)))
         }
         Err(error) => (Reply::Failed(format!("{error:#}")), None),
     };
@@ -70,7 +70,10 @@ pub fn run() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     };
     leave_terminal().context("cannot leave the terminal")?;
-    agent.wait_for_end(revision);
+    match agent.is_elsewhere {
+        true => agent.wait_for_caller(),
+        false => agent.wait_for_end(revision),
+    }
     agent.say_goodbye();
     Ok(ExitCode::SUCCESS)
 }
@@ -107,6 +110,8 @@ struct Agent {
     lapsed: bool,
     request: WorkRequest,
     id: u64,
+    /// The home is on another host: the agent there does the rest.
+    is_elsewhere: bool,
     mover: Option<Mover>,
     console: Option<ShownLease>,
     /// The hosts that a program has left, as the cluster knows.
@@ -117,31 +122,44 @@ struct Agent {
 }
 
 impl Agent {
-    /// Asks, and waits for a place.
-    fn ask(instructions: Instructions, launcher: u32) -> anyhow::Result<(Agent, Placed)> {
+    /// Asks, and waits for a place; or takes over what is placed.
+    fn begin(instructions: Instructions, launcher: u32) -> anyhow::Result<(Agent, Placed)> {
         let (_, cluster) = Membership::joined()?;
         let lease = cluster.lease()?;
+        let host = instructions.host().to_owned();
         let request = instructions.request;
-        let asked = cluster.ask(&request, lease);
-        if asked.is_err() {
+        let begun = match instructions.placed {
+            None => cluster.ask(&request, lease).map(|id| (id, None)),
+            Some(id) => cluster
+                .take_over((&request.name, id), &host, &request.mark, lease)
+                .map(|placed| (id, Some(placed))),
+        };
+        if begun.is_err() {
             // Else it ends by itself.
             let _ = cluster.end_lease(lease);
         }
+        let (id, taken_over) = begun?;
         let mut agent = Agent {
             cluster,
             lease,
             lapsed: false,
-            id: asked?,
+            id,
             request,
+            is_elsewhere: false,
             mover: None,
             console: None,
             left: Vec::new(),
             gauge: Gauge::default(),
             launcher,
         };
-        match agent.wait_for_place(instructions.patience) {
+        let placed = match taken_over {
+            Some(placed) => Ok(placed),
+            None => agent.wait_for_place(instructions.patience),
+        };
+        match placed {
             Ok(placed) => {
-                let machine = instructions.machine;
+                agent.is_elsewhere = placed.request.home != host;
+                let machine = instructions.machine.filter(|_| !agent.is_elsewhere);
                 agent.mover = machine.map(|machine| Mover::new(machine, &placed.parts));
                 if let Some(mover) = &agent.mover {
                     // Without a thread for it, pages say that the agent does not answer.
@@ -253,6 +271,13 @@ impl Agent {
                     .agent_lives(&self.request.name, self.id, self.lease)
             }
             outcome => outcome,
+        }
+    }
+
+    /// Keeps the lease, as the sign of an agent, until a launcher elsewhere has one.
+    fn wait_for_caller(&mut self) {
+        while !launcher_ended(TURN) {
+            let _ = self.cluster.renew(self.lease);
         }
     }
 
@@ -404,10 +429,12 @@ impl Agent {
         }
         loop {
             // The lease first: then nobody can place what was asked for.
-            let told = self
-                .cluster
-                .end_lease(self.lease)
-                .and_then(|()| self.cluster.work_ended(&self.request.name, self.id));
+            let name = &self.request.name;
+            let told = self.cluster.end_lease(self.lease);
+            let told = told.and_then(|()| match self.is_elsewhere {
+                true => self.cluster.caller_ended(name, self.id),
+                false => self.cluster.work_ended(name, self.id),
+            });
             if told.is_ok() || begun.elapsed() > FAREWELL {
                 return;
             }

@@ -7,6 +7,13 @@ use weft_cluster::{PRIORITY_MAX, WORK_HOSTS_MAX};
 
 use crate::values::parse_seconds;
 
+/// The name and the number of what a cluster has placed.
+fn parse_placed(text: &str) -> Result<(String, u64), String> {
+    let parts = text.split_once(':');
+    let parts = parts.and_then(|(name, id)| Some((name.to_owned(), id.parse().ok()?)));
+    parts.ok_or_else(|| "write NAME:NUMBER".into())
+}
+
 /// How a cluster places a program or a machine.
 #[derive(Debug, Clone, Default, Args)]
 pub struct PlaceArgs {
@@ -14,6 +21,14 @@ pub struct PlaceArgs {
     /// (`weft cluster`, `weft plan`)
     #[arg(long)]
     pub cluster: bool,
+    /// With `--cluster`: start it on whichever host has room, or on HOST, and not here. This command
+    /// runs there by ssh, in the same directory: the files must be there
+    #[arg(long, value_name = "HOST", requires = "cluster", num_args = 0..=1, require_equals = true)]
+    pub anywhere: Option<Option<String>>,
+    /// What `--anywhere` has there
+    #[arg(long, hide = true, requires = "cluster", conflicts_with_all = ["anywhere", "dry_run"],
+        value_parser = parse_placed)]
+    pub placed: Option<(String, u64)>,
     /// With `--cluster`: how long to wait for room; 0: not at all [default: until there is some]
     #[arg(long, value_name = "SECONDS", requires = "cluster", value_parser = parse_seconds)]
     pub wait: Option<Duration>,

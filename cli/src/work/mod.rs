@@ -9,6 +9,7 @@ mod args;
 mod bell;
 mod console;
 mod drain;
+mod elsewhere;
 mod gauge;
 mod mover;
 mod plan;
@@ -17,6 +18,7 @@ pub use args::PlaceArgs;
 pub use drain::{
     Waiting, call_off, cordon, drain, evacuate, hands_off, move_part, policy, uncordon,
 };
+pub use elsewhere::{Elsewhere, end_with_connection};
 pub use plan::{forget, show, show_trial};
 
 use std::io::{BufRead, BufReader, Write};
@@ -26,7 +28,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use weft_cluster::{WORK_HOSTS_MAX, WorkKind, WorkPart, WorkRequest};
+use weft_cluster::{ClusterError, WORK_HOSTS_MAX, WorkKind, WorkPart, WorkRequest};
 use weft_node::mark;
 use weft_node::member::{MemberError, Membership};
 use weft_node::said::plain;
@@ -39,12 +41,29 @@ struct Instructions {
     patience: Option<Duration>,
     /// As `weft vm list` will show it, if it is a machine.
     machine: Option<String>,
+    /// The number of what is placed here already, for a command on another host.
+    placed: Option<u64>,
+}
+
+impl Instructions {
+    /// The member on which this is.
+    fn host(&self) -> &str {
+        self.request.watched_by()
+    }
+}
+
+/// Where the cluster has found room.
+pub enum Found {
+    /// From here on this process is the launcher. The home's part comes first.
+    Here(Vec<WorkPart>),
+    Elsewhere(Elsewhere),
 }
 
 /// What an agent answers.
 #[derive(Serialize, Deserialize)]
 enum Reply {
     Placed {
+        id: u64,
         parts: Vec<WorkPart>,
         /// A sentence.
         why: String,
@@ -63,10 +82,27 @@ pub fn request(
 ) -> anyhow::Result<WorkRequest> {
     let membership = Membership::required()?;
     let user = nix::unistd::User::from_uid(nix::unistd::geteuid());
+    let name = match &args.placed {
+        Some((name, _)) => name.clone(),
+        None => name,
+    };
+    let chosen = args.anywhere.clone().flatten();
+    if let Some(chosen) = &chosen {
+        let members = membership.cluster()?.members()?;
+        if !members.iter().any(|member| member.record.name == *chosen) {
+            bail!(
+                "--anywhere={chosen}: {}",
+                ClusterError::NoSuchHost(chosen.clone())
+            );
+        }
+    }
+    let home = chosen.unwrap_or_else(|| membership.host.clone());
     Ok(WorkRequest {
         name,
         kind,
-        home: membership.host,
+        anywhere: args.anywhere == Some(None),
+        caller: args.anywhere.as_ref().map(|_| membership.host),
+        home,
         user: user
             .ok()
             .flatten()
@@ -96,13 +132,13 @@ pub fn name_for(what: &str, longest: usize) -> String {
         .into()
 }
 
-/// Has an agent ask for room, and waits for it. The home's part comes first. From now on the
-/// cluster has this process, and what it forks, for the launcher.
+/// Has an agent ask for room, and waits for it. From now on the cluster has this process, and
+/// what it forks, for the launcher, or for the command that starts it elsewhere.
 pub fn place(
     request: WorkRequest,
-    patience: Option<Duration>,
+    args: &PlaceArgs,
     machine: Option<String>,
-) -> anyhow::Result<Vec<WorkPart>> {
+) -> anyhow::Result<Found> {
     let shown = mark::show(&request.mark, "launcher").context("cannot make a socket")?;
     let mut agent = Command::new("/proc/self/exe")
         .args(["cluster", "agent"])
@@ -116,11 +152,13 @@ pub fn place(
         (Some(orders), Some(replies)) => (orders, replies),
         _ => bail!("the agent has no pipes"),
     };
-    let mut line = serde_json::to_vec(&Instructions {
+    let instructions = Instructions {
         request,
-        patience,
+        patience: args.wait,
         machine,
-    })?;
+        placed: args.placed.as_ref().map(|(_, id)| *id),
+    };
+    let mut line = serde_json::to_vec(&instructions)?;
     line.push(b'\n');
     orders.write_all(&line).context("the agent has ended")?;
     let mut reply = String::new();
@@ -132,12 +170,21 @@ pub fn place(
     }
     match serde_json::from_str(&reply).context("the agent's answer is damaged")? {
         Reply::Failed(sentence) => bail!("{}", plain(&sentence)),
-        Reply::Placed { parts, why } => {
-            eprintln!("weft: {}", plain(why.trim_end_matches('.')));
+        Reply::Placed { id, parts, why } => {
+            if instructions.placed.is_none() {
+                eprintln!("weft: {}", plain(why.trim_end_matches('.')));
+            }
             // Both last as long as this process, and as a launcher that it forks.
             std::mem::forget(orders);
             std::mem::forget(shown);
-            Ok(parts)
+            Ok(match &parts[..] {
+                [home, ..] if home.host != instructions.host() => Found::Elsewhere(Elsewhere {
+                    host: home.host.clone(),
+                    name: instructions.request.name,
+                    id,
+                }),
+                _ => Found::Here(parts),
+            })
         }
     }
 }

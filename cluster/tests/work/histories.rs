@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 enum Happening {
     Ask {
         home: usize,
+        anywhere: bool,
         cores: u32,
         memory_gib: u64,
         hosts_max: u32,
@@ -36,9 +37,9 @@ enum Happening {
 
 fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
-        6 => (0..4_usize, 1..=8_u32, 1..=8_u64, 1..=4_u32).prop_map(
-            |(home, cores, memory_gib, hosts_max)| Happening::Ask {
-                home, cores, memory_gib, hosts_max
+        6 => (0..4_usize, any::<bool>(), 1..=8_u32, 1..=8_u64, 1..=4_u32).prop_map(
+            |(home, anywhere, cores, memory_gib, hosts_max)| Happening::Ask {
+                home, anywhere, cores, memory_gib, hosts_max
             }
         ),
         3 => any::<usize>().prop_map(Happening::End),
@@ -66,8 +67,8 @@ struct Site {
     /// Those that were asked for, with their numbers and agents, until they end.
     wanted: BTreeMap<String, (u64, LeaseId)>,
     asked: u32,
-    /// The numbers of all that was seen to run.
-    begun: BTreeSet<u64>,
+    /// The numbers of all that was seen to run, and their homes.
+    begun: BTreeMap<u64, String>,
     now: u64,
 }
 
@@ -83,7 +84,7 @@ impl Site {
             alive,
             wanted: BTreeMap::new(),
             asked: 0,
-            begun: BTreeSet::new(),
+            begun: BTreeMap::new(),
             now: 0,
         }
     }
@@ -124,13 +125,18 @@ impl Site {
         match happening {
             Happening::Ask {
                 home,
+                anywhere,
                 cores,
                 memory_gib,
                 hosts_max,
             } => {
                 self.asked += 1;
                 let name = format!("w{}", self.asked);
-                let wanted = request(&name, HOSTS[home].0, cores, memory_gib * 1024, hosts_max);
+                let home = HOSTS[home].0;
+                let wanted = WorkRequest {
+                    anywhere,
+                    ..request(&name, home, cores, memory_gib * 1024, hosts_max)
+                };
                 let lease = self.cluster.lease().unwrap();
                 let id = self.cluster.ask(&wanted, lease).unwrap();
                 self.wanted.insert(name, (id, lease));
@@ -212,8 +218,10 @@ impl Site {
         let mut ids = BTreeSet::new();
         for placed in work.placed.values() {
             assert!(ids.insert(placed.id), "{} runs once", placed.id);
-            self.begun.insert(placed.id);
             let request = &placed.request;
+            let home = self.begun.entry(placed.id);
+            let home = home.or_insert_with(|| request.home.clone());
+            assert_eq!(*home, request.home, "a home stays");
             assert_eq!(placed.parts[0].host, request.home);
             assert!(placed.parts.len() <= request.hosts_max as usize);
             let cores: u32 = placed.parts.iter().map(|part| part.cores).sum();
@@ -254,12 +262,17 @@ impl Site {
         assert_eq!(starts.count(), self.begun.len());
     }
 
-    /// Nothing is refused that its home alone could hold.
+    /// Nothing is refused that its home alone could hold, whichever that may be.
     fn check_refused(&self, request: &WorkRequest) {
-        let home = HOSTS.iter().find(|(name, _)| *name == request.home);
-        let (_, cores) = home.unwrap();
-        let fits = request.cores <= *cores && request.memory_mib <= u64::from(*cores) * 1024;
-        assert!(!fits, "{request:?} was refused");
+        let mut homes = HOSTS
+            .iter()
+            .filter(|(name, _)| request.anywhere || *name == request.home);
+        let fits =
+            |cores: u32| request.cores <= cores && request.memory_mib <= u64::from(cores) * 1024;
+        assert!(
+            !homes.any(|(_, cores)| fits(*cores)),
+            "{request:?} was refused"
+        );
     }
 
     /// All hosts live and what runs ends: then nothing waits.
@@ -321,6 +334,7 @@ proptest! {
 fn what_starts_as_a_move_fails_keeps_its_room() {
     let ask = |home, cores, memory_gib, hosts_max| Happening::Ask {
         home,
+        anywhere: false,
         cores,
         memory_gib,
         hosts_max,

@@ -69,6 +69,8 @@ fn request(name: &str, home: &str, cores: u32, memory_mib: u64, hosts_max: u32) 
         name: name.into(),
         kind: WorkKind::Machine,
         home: home.into(),
+        anywhere: false,
+        caller: None,
         user: "nobody".into(),
         cores,
         memory_mib,
@@ -169,6 +171,74 @@ fn a_request_is_placed_and_its_name_is_taken_until_it_ends() {
         cluster.forget_work("web"),
         Err(ClusterError::NoSuchWork(_))
     ));
+}
+
+/// The command is on alpha, the home wherever there is room.
+#[test]
+fn a_launcher_elsewhere_takes_over_or_the_room_is_free() {
+    let cluster = cluster();
+    for host in &HOSTS[..2] {
+        live(&cluster, *host);
+    }
+    let mut leader = Leader::new(&cluster, "alpha", "fragbff-fewest-hosts").unwrap();
+    let (caller, launcher) = (cluster.lease().unwrap(), cluster.lease().unwrap());
+    let mut place = |name: &str, home: &str, anywhere| {
+        let wanted = WorkRequest {
+            anywhere,
+            caller: Some("alpha".into()),
+            ..request(name, home, 4, 1024, 1)
+        };
+        let id = cluster.ask(&wanted, caller).unwrap();
+        let plans = leader.plan(&cluster, 1);
+        leader.commit(plans).unwrap();
+        let placed = cluster.placed(name, id).unwrap();
+        (id, placed.map(|placed| placed.request))
+    };
+    let (_, first) = place("first", "alpha", true);
+    let first = first.unwrap();
+    assert_eq!((&first.home[..], first.watched_by()), ("alpha", "alpha"));
+    let (id, second) = place("second", "alpha", true);
+    let second = second.unwrap();
+    assert_eq!((&second.home[..], second.watched_by()), ("beta", "alpha"));
+    let (third_id, third) = place("third", "beta", false);
+    assert_eq!(third.unwrap().home, "beta");
+    assert_eq!(place("fourth", "alpha", true).1, None, "nothing has room");
+
+    let mark = Mark {
+        nonce: "of beta".into(),
+        ..second.mark.clone()
+    };
+    let take_over = |name, id, host| cluster.take_over((name, id), host, &mark, launcher);
+    for (name, id, host) in [
+        ("second", id, "alpha"),
+        ("second", id + 1, "beta"),
+        ("no", 1, "beta"),
+    ] {
+        let refused = take_over(name, id, host);
+        assert!(
+            matches!(refused, Err(ClusterError::NotElsewhere(_))),
+            "{refused:?}"
+        );
+    }
+    let placed = take_over("second", id, "beta").unwrap();
+    assert_eq!(placed.request.watched_by(), "beta");
+    assert_eq!(placed.request.mark, mark);
+    // The same launcher again: an answer was lost.
+    assert_eq!(take_over("second", id, "beta").unwrap(), placed);
+    let other = cluster.take_over(("second", id), "beta", &second.mark, caller);
+    assert!(
+        matches!(other, Err(ClusterError::NotElsewhere(_))),
+        "{other:?}"
+    );
+
+    // What was taken over runs on with its own agent; the rest is over.
+    cluster.end_lease(caller).unwrap();
+    cluster.caller_ended("second", id).unwrap();
+    cluster.caller_ended("third", third_id).unwrap();
+    let work = cluster.work().unwrap();
+    assert!(work.placed.contains_key("second") && work.agents.contains("second"));
+    assert!(!work.placed.contains_key("third") && work.asked.is_empty());
+    assert!(take_over("third", third_id, "beta").is_err());
 }
 
 #[test]

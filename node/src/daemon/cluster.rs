@@ -221,7 +221,7 @@ impl Heartbeat {
         let placed = cluster.work()?.placed;
         let here = placed
             .values()
-            .filter(|placed| placed.request.home == self.membership.host);
+            .filter(|placed| placed.request.watched_by() == self.membership.host);
         let missing = std::mem::take(&mut self.missing);
         for placed in here {
             let name = &placed.request.name;

@@ -26,7 +26,7 @@ pub fn spread(cluster: &Inventory, request: &Request, start: Start) -> Option<Pl
     if request.hosts_max < 2 {
         return None;
     }
-    if request.home.is_some() || !request.devices.is_empty() {
+    if request.home.is_some() || request.home_stays || !request.devices.is_empty() {
         return spread_around_home(cluster, request, start);
     }
     let spread = Spread {
@@ -70,7 +70,7 @@ fn first_part_min_mib(request: &Request, cores: u32) -> u64 {
     }
 }
 
-/// The home is the host that the request names, else the one with the devices and the most
+/// The home is the host that the request names, else of those with the devices the one with most
 /// free cores. The rest is spread without it.
 fn spread_around_home(cluster: &Inventory, request: &Request, start: Start) -> Option<Placement> {
     let (home, free) = match request.home {

@@ -173,6 +173,7 @@ impl Scheduler {
                     devices,
                     hosts_max,
                     home: None,
+                    home_stays: false,
                     ..aggregate.request.clone()
                 };
                 self.policy.start(&self.cluster, &request)?

@@ -117,6 +117,34 @@ fn no_host_gives_a_crumb_of_memory() {
 }
 
 #[test]
+fn a_home_that_may_be_anywhere_stays_where_it_starts() {
+    for home_stays in [false, true] {
+        let policy = frag_bff(Start::FewestHosts, Goal::FewestHosts);
+        let mut s = cluster(policy, &[2, 4, 8]);
+        let mut wanted = request(1, 3);
+        wanted.home_stays = home_stays;
+        step(&mut s, 1, Event::Requested(wanted));
+        assert_eq!(cores_of(&s, 1), [(1, 3)], "the best fit");
+        let mut spread = request(2, 10);
+        spread.home_stays = home_stays;
+        step(&mut s, 2, Event::Requested(spread));
+        assert_eq!(cores_of(&s, 2), [(0, 2), (2, 8)]);
+        assert_eq!(home_of(&s, 2), 2, "most of it is at home");
+        step(&mut s, 3, Event::Ended(AggregateId(2)));
+        let drain = Event::Cordoned {
+            host: HostId(1),
+            cordoned: true,
+            drain: true,
+        };
+        let decisions = step(&mut s, 100, drain);
+        let moves = decisions
+            .iter()
+            .any(|it| matches!(it, Decision::Move { .. }));
+        assert_eq!(moves, !home_stays, "{decisions:?}");
+    }
+}
+
+#[test]
 fn near_hosts_are_preferred() {
     let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
     let mut s = cluster(policy, &[]);

@@ -12,6 +12,7 @@ enum Happening {
         hosts_max: u32,
         priority: u8,
         home: Option<u32>,
+        home_stays: bool,
         fixed: bool,
     },
     End(usize),
@@ -33,9 +34,12 @@ fn happening() -> impl Strategy<Value = Happening> {
             (1..=8_u32, 1..=32_u64, 1..=6_u32, 0..3_u8),
             prop_oneof![Just(None), Just(None), (0..6_u32).prop_map(Some)],
             any::<bool>(),
+            any::<bool>(),
         ).prop_map(
-            |((cores, memory_gib, hosts_max, priority), home, fixed)| Happening::Request {
-                cores, memory_gib, hosts_max, priority, home, fixed
+            |((cores, memory_gib, hosts_max, priority), home, home_stays, fixed)| {
+                Happening::Request {
+                    cores, memory_gib, hosts_max, priority, home, home_stays, fixed
+                }
             }
         ),
         4 => any::<usize>().prop_map(Happening::End),
@@ -174,6 +178,7 @@ impl Account {
                 request.home.is_none_or(|wanted| wanted == home),
                 "the home stays"
             );
+            assert!(request.home.is_some() || !request.home_stays, "it stays");
             assert!(!request.fixed || aggregate.moving.is_none(), "it is fixed");
         }
         assert_eq!(scheduler.waiting().len(), self.waiting.len());
@@ -200,6 +205,7 @@ fn run(policy: Box<dyn Policy>, limits: Limits, happenings: Vec<Happening>) {
                 hosts_max,
                 priority,
                 home,
+                home_stays,
                 fixed,
             } => {
                 next += 1;
@@ -207,6 +213,7 @@ fn run(policy: Box<dyn Policy>, limits: Limits, happenings: Vec<Happening>) {
                 wanted.room.memory_mib = memory_gib * GIB;
                 (wanted.hosts_max, wanted.priority) = (hosts_max, priority);
                 (wanted.home, wanted.fixed) = (home.map(HostId), fixed);
+                wanted.home_stays = home_stays;
                 account.waiting.insert(next, wanted.clone());
                 Event::Requested(wanted)
             }

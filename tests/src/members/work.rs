@@ -1,6 +1,7 @@
 //! Programs and machines for which the cluster finds the hosts.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -22,12 +23,13 @@ const LENT: &str = "1500M";
 /// Longer than any check.
 const BOUND: Duration = Duration::from_secs(120);
 
-pub(super) const CHECKS: [(&str, Check); 13] = [
+pub(super) const CHECKS: [(&str, Check); 14] = [
     ("needs a host that decides", without_leader),
     ("is planned, and nothing starts", dry_run),
     ("runs on several hosts where one is too small", spread),
     ("waits for room, and says why", waits),
     ("is a machine", machine),
+    ("starts on another host that has room", elsewhere),
     ("stays away from a cordoned host", cordoned),
     ("leaves a drained host, and is pulled together", moved),
     ("leaves a drained host as a program", program_leaves),
@@ -77,16 +79,16 @@ pub(super) fn running(site: &Site<'_>, wanted: usize) -> Result<()> {
 
 /// `weft` of home in the background.
 fn begin(site: &Site<'_>, words: &[&str]) -> Result<Running> {
-    let weft = site.context.weft.to_string_lossy().into_owned();
-    let command: Vec<&str> = [&weft[..]]
-        .into_iter()
-        .chain(words.iter().copied())
-        .collect();
+    let weft = site.context.weft.to_string_lossy();
+    begin_command(site, &[&[&weft[..]], words].concat())
+}
+
+fn begin_command(site: &Site<'_>, command: &[&str]) -> Result<Running> {
     static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let directory = site.directory.join(format!("begun-{number}"));
     fs::create_dir_all(&directory)?;
-    let mut invocation = Invocation::new(&command, &directory).bounded(BOUND);
+    let mut invocation = Invocation::new(command, &directory).bounded(BOUND);
     invocation.environment = site.environment("home");
     start(&invocation)
 }
@@ -271,6 +273,111 @@ fn machine(site: &mut Site<'_>) -> Result<()> {
         "{says}"
     );
     site.succeeds("home", "vm stop --timeout 0 web")?;
+    running(site, 0)
+}
+
+/// What stands for ssh: it runs a line as another host of the site. SIGTERM cuts the connection,
+/// as the end of ssh does.
+const SSH: &str = r#"#!/bin/sh
+line=$2
+. "$(dirname "$0")/$WEFT_SSH_HOST.sh"
+mkfifo "$PIPE"
+cat "$PIPE" & reader=$!
+trap 'kill $reader' TERM
+cd /
+sh -c "$line" > "$PIPE" & command=$!
+while wait $command; code=$?; kill -0 $command 2> /dev/null; do :; done
+wait
+rm "$PIPE"
+exit $code
+"#;
+
+/// Makes [`SSH`], and says by which variable it is used.
+fn make_ssh(site: &Site<'_>) -> Result<String> {
+    let ssh = site.directory.join("ssh");
+    fs::write(&ssh, SSH)?;
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755))?;
+    let weft = site.context.weft.parent().context("weft is in a folder")?;
+    for host in ["home", "alpha", "beta"] {
+        let pipe = site.directory.join(format!("pipe-{host}"));
+        let (weft, pipe) = (weft.display(), pipe.display());
+        let mut script = format!("export PATH={weft}:$PATH PIPE={pipe}.$$\n");
+        for (name, value) in site.environment(host) {
+            let [name, value] = [name.display(), value.display()];
+            script += &format!("export {name}={value}\n");
+        }
+        fs::write(site.directory.join(format!("{host}.sh")), script)?;
+    }
+    Ok(format!("WEFT_SSH_COMMAND={}", ssh.display()))
+}
+
+/// `weft run --cluster` of home with these options, and a variable of its environment.
+fn words_to_run<'w>(
+    site: &'w Site<'_>,
+    variable: &'w str,
+    options: &[&'w str],
+) -> Result<Vec<&'w str>> {
+    let weft = site.context.weft.to_str().context("a plain path")?;
+    Ok([&["env", variable, weft, "run", "--cluster"], options].concat())
+}
+
+/// The home is where there is room, and not where the command is.
+fn elsewhere(site: &mut Site<'_>) -> Result<()> {
+    let ssh = make_ssh(site)?;
+    let call = |options: &[&str]| site.invoke("home", &words_to_run(site, &ssh, options)?);
+    let host_of = |option: &str| -> Result<String> {
+        let tells = "echo $XDG_RUNTIME_DIR; pwd; exit 7";
+        let outcome = call(&[option, "--memory", "100M", "--", "sh", "-c", tells])?;
+        let said = outcome.stderr.trim();
+        ensure!(outcome.end == End::Exit(7), "{}: {said}", outcome.end);
+        let printed = fs::read_to_string(&outcome.stdout)?;
+        let (run, directory) = printed.split_once('\n').context("two lines")?;
+        let here = site.directory.join("call");
+        ensure!(Path::new(directory.trim()) == here, "in {directory}");
+        let host = run.rsplit_once("run-").context("a host of the site")?.1;
+        ensure!(said.contains(&format!("starts on {host}")), "{said}");
+        Ok(host.to_owned())
+    };
+    let host = host_of("--anywhere=beta")?;
+    ensure!(host == "beta", "it ran on {host}");
+    running(site, 0)?;
+    let full = site.directory.join("full");
+    let program = hold(site, free_at_home(site)?, &full, &["--hosts-max", "1"])?;
+    running(site, 1)?;
+    let host = host_of("--anywhere")?;
+    ensure!(host != "home", "home has no room");
+    running(site, 1)?;
+    // Whatever goes wrong, nothing is left of it.
+    let at_beta = ["--anywhere=beta", "--memory=100M"];
+    let words = [&at_beta[..], &["true"]].concat();
+    let words = words_to_run(site, "WEFT_SSH_COMMAND=false", &words)?;
+    let no_login = site.invoke("home", &words)?;
+    let no_program = call(&[&at_beta[..], &["/no/program"]].concat())?;
+    let no_host = call(&["--anywhere=gamma", "--memory=100M", "true"])?;
+    let no_place = call(&["--placed=nothing:7", "--memory=100M", "true"])?;
+    for (outcome, code, says) in [
+        (no_login, 125, "did not start on beta: false has failed"),
+        (no_program, 127, "/no/program"),
+        (no_host, 125, "gamma"),
+        (no_place, 125, "nothing called nothing waits for a launcher"),
+    ] {
+        let said = outcome.stderr.trim();
+        let is_right = outcome.end == End::Exit(code) && said.contains(says);
+        ensure!(is_right, "{}, not {code} and `{says}`: {said}", outcome.end);
+        running(site, 1)?;
+    }
+    // The connection is cut: the program ends like one whose terminal has gone.
+    let began = site.directory.join("began");
+    let lasts = format!("touch {}; while :; do sleep 0.1; done", began.display());
+    let words = [&at_beta[..], &["--", "sh", "-c", &lasts]].concat();
+    let cut = begin_command(site, &words_to_run(site, &ssh, &words)?)?;
+    until("it runs on beta", || Ok(began.exists()))?;
+    running(site, 2)?;
+    kill(Pid::from_raw(cut.pid()), Signal::SIGTERM)?;
+    cut.finish()?;
+    running(site, 1)?;
+    fs::write(full, "")?;
+    ended_well(program)?;
     running(site, 0)
 }
 
