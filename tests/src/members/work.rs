@@ -235,6 +235,8 @@ fn waits(site: &mut Site<'_>) -> Result<()> {
 pub(super) fn start_machine(site: &Site<'_>, words: &str) -> Result<()> {
     let output = Command::new(&site.context.weft)
         .args(words.split(' '))
+        // A check that failed before may have left the room taken.
+        .args(["--wait", "60"])
         .envs(site.environment("home"))
         .stdin(Stdio::null())
         .output()?;
