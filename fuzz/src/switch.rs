@@ -2,7 +2,7 @@
 
 use crate::random::Random;
 use weft_switch::core::{ADDRESS_AGE_MS, Outgoing, Switch};
-use weft_switch::frames::{Address, LENGTH, Message, first};
+use weft_switch::frames::{Address, LENGTH, Message, Way, first};
 
 /// Messages on the sockets of a switch, in turn of two machines and a peer.
 pub fn messages(input: &[u8]) {
@@ -11,14 +11,18 @@ pub fn messages(input: &[u8]) {
     let peer = switch.add_peer().expect("a peer is allowed");
     switch.peer_up(peer);
     let (mut rest, mut now, mut turn) = (input, 1 << 40, 0);
+    let mut way = Way::Directed;
     while let Ok(Some(bytes)) = first(rest) {
         rest = &rest[LENGTH + bytes.len()..];
         now += 7;
         match machines.get(turn) {
-            Some(machine) => switch.receive(*machine, bytes, now),
+            Some(machine) => switch.receive(*machine, bytes, Way::Directed, now),
             None => match Message::parse(bytes) {
                 Ok(Message::KeepAlive) => {}
-                Ok(Message::Frame(frame)) => switch.receive(peer, frame, now),
+                Ok(Message::Way(next)) => way = next,
+                Ok(Message::Frame(frame)) => {
+                    switch.receive(peer, frame, std::mem::take(&mut way), now)
+                }
                 Ok(Message::Here { address, age_ms }) => {
                     switch.receive_here(peer, address, age_ms, now);
                 }
@@ -30,15 +34,19 @@ pub fn messages(input: &[u8]) {
     }
     for machine in machines {
         while let Some(outgoing) = switch.next(machine, now) {
-            assert!(matches!(outgoing, Outgoing::Frame(_)));
+            assert!(matches!(outgoing, Outgoing::Frame(_, Way::Directed)));
         }
     }
     while let Some(outgoing) = switch.next(peer, now) {
         let mut bytes = Vec::new();
-        outgoing.message().write(&mut bytes);
-        let found = first(&bytes).expect("a switch sends messages");
-        let found = found.expect("it sends whole ones");
-        assert_eq!(Message::parse(found), Ok(outgoing.message()));
+        outgoing.write(&mut bytes);
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let found = first(rest).expect("a switch sends messages");
+            let found = found.expect("it sends whole ones");
+            assert!(Message::parse(found).is_ok());
+            rest = &rest[LENGTH + found.len()..];
+        }
     }
     switch.tick(now + ADDRESS_AGE_MS + 1);
     assert_eq!((switch.known(), switch.frames_waiting()), (0, 0));

@@ -1,6 +1,6 @@
 //! What travels on the sockets of a switch: a length of four bytes, most significant first,
 //! and as many bytes. To a machine each of them is a frame, as with passt and QEMU's
-//! `-netdev stream`. Between switches there are three messages beside frames, all of them
+//! `-netdev stream`. Between switches there are five messages beside frames, all of them
 //! shorter than a frame can be:
 //!
 //! | bytes | message |
@@ -8,6 +8,8 @@
 //! | none | keepalive |
 //! | 1, address, age in ms (`u32`, most significant first) | the address is at this switch for so long |
 //! | 2, address | the address is not at this switch |
+//! | 3 | the next frame is passed on: its sender is not at this switch |
+//! | 4 | the next frame goes to all switches: its destination is not known |
 
 use std::fmt;
 
@@ -20,8 +22,11 @@ pub const LENGTH: usize = 4;
 
 const HERE: u8 = 1;
 const GONE: u8 = 2;
+const PASSED_ON: u8 = 3;
+const TO_ALL: u8 = 4;
 const HERE_BYTES: usize = 11;
 const GONE_BYTES: usize = 7;
+const WAY_BYTES: usize = 1;
 
 /// An Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,6 +78,18 @@ pub fn first(stream: &[u8]) -> Result<Option<&[u8]>, StreamError> {
     Ok(rest.get(..length))
 }
 
+/// How a frame comes from another switch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Way {
+    /// From a machine there, to where its destination was heard.
+    #[default]
+    Directed,
+    /// The destination has moved, or the sender has: it is at neither.
+    PassedOn,
+    /// The destination is not known there: other switches have a copy.
+    ToAll,
+}
+
 /// What one switch sends to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message<'a> {
@@ -87,6 +104,8 @@ pub enum Message<'a> {
     },
     /// The address is not here.
     Gone(Address),
+    /// How the next frame comes; without it, directed.
+    Way(Way),
     /// A frame of a machine.
     Frame(&'a [u8]),
 }
@@ -104,6 +123,8 @@ impl Message<'_> {
                 age_ms: u32::from_be_bytes([w, x, y, z]),
             }),
             [GONE, a, b, c, d, e, f] => Ok(Message::Gone(Address([a, b, c, d, e, f]))),
+            [PASSED_ON] => Ok(Message::Way(Way::PassedOn)),
+            [TO_ALL] => Ok(Message::Way(Way::ToAll)),
             _ if bytes.len() >= FRAME_MIN => Ok(Message::Frame(bytes)),
             _ => Err(StreamError::Unknown(bytes.len())),
         }
@@ -116,6 +137,8 @@ impl Message<'_> {
                 Message::KeepAlive => 0,
                 Message::Here { .. } => HERE_BYTES,
                 Message::Gone(_) => GONE_BYTES,
+                Message::Way(Way::Directed) => return 0,
+                Message::Way(_) => WAY_BYTES,
                 Message::Frame(frame) => frame.len(),
             }
     }
@@ -135,6 +158,15 @@ impl Message<'_> {
                 length(GONE_BYTES);
                 out.push(GONE);
                 out.extend(address.0);
+            }
+            Message::Way(Way::Directed) => {}
+            Message::Way(way) => {
+                length(WAY_BYTES);
+                out.push(if *way == Way::ToAll {
+                    TO_ALL
+                } else {
+                    PASSED_ON
+                });
             }
             Message::Frame(frame) => {
                 length(frame.len());
@@ -160,7 +192,7 @@ mod tests {
 
     fn messages() -> impl Strategy<Value = Vec<(u8, [u8; 6], u32, Vec<u8>)>> {
         let frame = proptest::collection::vec(any::<u8>(), FRAME_MIN..200);
-        proptest::collection::vec((0_u8..4, any::<[u8; 6]>(), any::<u32>(), frame), 0..20)
+        proptest::collection::vec((0_u8..6, any::<[u8; 6]>(), any::<u32>(), frame), 0..20)
     }
 
     proptest! {
@@ -172,6 +204,8 @@ mod tests {
                     0 => Message::KeepAlive,
                     1 => Message::Here { address: Address(*address), age_ms: *age_ms },
                     2 => Message::Gone(Address(*address)),
+                    3 => Message::Way(Way::PassedOn),
+                    4 => Message::Way(Way::ToAll),
                     _ => Message::Frame(frame),
                 })
                 .collect();

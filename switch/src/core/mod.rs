@@ -7,22 +7,23 @@
 //!
 //! Invariants:
 //!
-//! - A frame that came from a peer never goes to a peer. So a frame crosses at most one link
-//!   between switches, and there is no loop.
+//! - A frame crosses at most two links between switches, and the second one only as *passed on*:
+//!   its destination has moved, or its sender has. What is passed on teaches nothing, and never
+//!   goes to a peer. So there is no loop.
 //! - A frame goes to a port at most once, and never to the port that it came from.
 //! - Frames from one port to another leave in the order in which they came.
 //! - What waits, and what is remembered, has a bound in number and in time: [`FRAMES_MAX`],
 //!   [`FRAME_AGE_MS`], [`ADDRESS_AGE_MS`], [`GONE_MS`], and the shares of addresses.
 //!
 //! **A machine that moves** is heard at another port. From then on its frames go there, and
-//! those that waited at its former port follow, except those that came from a peer and would
-//! go to a peer. An address at a machine of this switch moves to a peer only by an
+//! those that waited at its former port follow. What it has sent and waits for a peer is passed
+//! on. An address at a machine of this switch moves to a peer only by an
 //! *announcement*: other frames from there may be older than the machine's arrival here.
 //!
 //! **A link that broke** may have lost announcements. When it is up again, each side forgets
 //! what it knew to be behind the other, and is told by it what is there and for how long. Of
 //! two claims the younger one counts. A frame that arrives for an address that is at another
-//! switch is dropped, and its sender is told that the address is not here.
+//! switch is passed on, and its sender is told that the address is not here.
 //!
 //! Time is in milliseconds from any start; it never goes back.
 
@@ -35,7 +36,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::frames::{Address, Message};
+use crate::frames::{Address, Message, Way};
 use ethernet::Header;
 use port::{Notice, Port, Waiting};
 use table::{Place, Table};
@@ -77,6 +78,8 @@ pub struct Totals {
     pub followed: u64,
     /// Frames back to the machine that they came from.
     pub returned: u64,
+    /// Frames of machines elsewhere that went to peers.
+    pub passed_on: u64,
 }
 
 /// Its ports, and what it knows of what is behind them.
@@ -95,21 +98,25 @@ pub enum Outgoing {
     Here { address: Address, age_ms: u32 },
     /// Only to peers.
     Gone(Address),
-    /// To machines and peers.
-    Frame(Arc<[u8]>),
+    /// To machines and peers. The way is for peers.
+    Frame(Arc<[u8]>, Way),
 }
 
 impl Outgoing {
-    /// As it goes on the wire.
-    pub fn message(&self) -> Message<'_> {
-        match self {
+    /// Appends what goes on the wire.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let message = match self {
             Outgoing::Here { address, age_ms } => Message::Here {
                 address: *address,
                 age_ms: *age_ms,
             },
             Outgoing::Gone(address) => Message::Gone(*address),
-            Outgoing::Frame(frame) => Message::Frame(frame),
-        }
+            Outgoing::Frame(frame, way) => {
+                Message::Way(*way).write(out);
+                Message::Frame(frame)
+            }
+        };
+        message.write(out);
     }
 }
 
@@ -178,20 +185,14 @@ impl Switch {
 
     /// There is a new link to a peer: each side tells the other what is behind it.
     pub fn peer_up(&mut self, id: PortId) {
-        let Some(port) = self.ports.get(&id).filter(|port| port.kind.is_peer()) else {
+        if !self.is_peer(id) {
             return;
-        };
-        let old: Vec<Address> = {
-            let waiting = port.waiting().iter().map(|waiting| waiting.source);
-            waiting.filter(|source| !self.is_here(*source)).collect()
-        };
+        }
         self.table.remove_port(id);
         let here = self.ids(|port| port.kind.is_connected_machine());
         let here: Vec<Address> = here.iter().flat_map(|id| self.table.at(*id)).collect();
         if let Some(port) = self.ports.get_mut(&id) {
             port.kind = Kind::Peer { up: true };
-            // Their machines have left meanwhile: the peer would take them to be here.
-            port.drop_stale(|waiting| old.contains(&waiting.source));
             port.notices.clear();
             here.into_iter()
                 .for_each(|address| port.tell(Notice::Here(address)));
@@ -238,8 +239,8 @@ impl Switch {
 
 /// What comes in.
 impl Switch {
-    /// A frame has come from a port.
-    pub fn receive(&mut self, from: PortId, frame: &[u8], now: u64) {
+    /// A frame has come from a port; from a machine it is directed.
+    pub fn receive(&mut self, from: PortId, frame: &[u8], way: Way, now: u64) {
         let Some(port) = self.ports.get_mut(&from) else {
             return;
         };
@@ -250,13 +251,13 @@ impl Switch {
             port.counters.broken += 1;
             return;
         };
-        if !self.learn(from, &header, now) {
+        if way != Way::PassedOn && !self.learn(from, &header, now) {
             if let Some(port) = self.ports.get_mut(&from) {
                 port.counters.refused += 1;
             }
             return;
         }
-        let waiting = |known| Waiting {
+        let waiting = |known, way| Waiting {
             frame: frame.into(),
             destination: header.destination,
             source: header.source,
@@ -264,23 +265,37 @@ impl Switch {
             known,
             from,
             from_peer,
+            way,
         };
         let place = match header.destination {
             group if group.is_group() => None,
             one => self.table.get(one),
         };
         match place.map(|place| place.port) {
-            None => self.flood(from, &waiting(false)),
+            // Not to all: the sender may be among them, at a place that is not known yet.
+            None if way == Way::PassedOn && !header.destination.is_group() => {
+                if let Some(port) = self.ports.get_mut(&from) {
+                    port.counters.misdirected += 1;
+                }
+            }
+            None => self.flood(from, &waiting(false, way)),
             Some(to) if to == from && !from_peer => self.totals.returned += 1,
             Some(to) if from_peer && self.is_peer(to) => {
                 if let Some(port) = self.ports.get_mut(&from) {
                     port.counters.misdirected += 1;
                     port.tell(Notice::Gone(header.destination));
                 }
+                // Not for a second time, not back, and not another copy.
+                if let Some(port) = self.ports.get_mut(&to)
+                    && way == Way::Directed
+                    && to != from
+                {
+                    port.push(waiting(true, Way::PassedOn));
+                }
             }
             Some(to) => {
                 if let Some(port) = self.ports.get_mut(&to) {
-                    port.push(waiting(true));
+                    port.push(waiting(true, way));
                 }
             }
         }
@@ -377,9 +392,15 @@ impl Switch {
         };
         let of_address = |waiting: &Waiting| waiting.known && waiting.destination == address;
         let all = port.extract(of_address);
-        let (left, follow): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .partition(|waiting| waiting.from_peer && to_peer || waiting.from == new);
+        let (left, mut follow): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|waiting| match to_peer {
+                true => waiting.way != Way::Directed,
+                false => waiting.from == new,
+            });
+        if to_peer {
+            let others = follow.iter_mut().filter(|waiting| waiting.from_peer);
+            others.for_each(|waiting| waiting.way = Way::PassedOn);
+        }
         port.counters.stale += left.len() as u64;
         let is_gone = matches!(port.kind, Kind::Machine { gone: Some(_) });
         if is_gone && self.table.count(old) == 0 {
@@ -439,18 +460,20 @@ impl Switch {
                 }
             }
             let waiting = port.pop()?;
-            let is_peer = port.kind.is_peer();
-            // The machine that sent it has left: the peer would take it to be here.
-            let place = self.table.get(waiting.source);
-            let left = is_peer && place.is_none_or(|place| self.is_peer(place.port));
-            let port = self.ports.get_mut(&id)?;
-            if left {
-                port.counters.stale += 1;
-                continue;
-            }
             port.counters.frames_out += 1;
             port.counters.bytes_out += waiting.frame.len() as u64;
-            return Some(Outgoing::Frame(waiting.frame));
+            if !port.kind.is_peer() {
+                return Some(Outgoing::Frame(waiting.frame, Way::Directed));
+            }
+            // The machine that sent it may have left: the peer would take it to be here.
+            let left = !self.is_here(waiting.source);
+            let way = match waiting.way == Way::PassedOn || left {
+                true => Way::PassedOn,
+                false if waiting.known || waiting.destination.is_group() => Way::Directed,
+                false => Way::ToAll,
+            };
+            self.totals.passed_on += u64::from(way == Way::PassedOn);
+            return Some(Outgoing::Frame(waiting.frame, way));
         }
     }
 

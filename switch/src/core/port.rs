@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::frames::Address;
+use crate::frames::{Address, Way};
 
 /// Frames that wait at a port. Beyond that the oldest are dropped.
 pub const FRAMES_MAX: usize = 1000;
@@ -92,6 +92,8 @@ pub struct Waiting {
     /// The port that it came from, and whether that is a peer's.
     pub from: PortId,
     pub from_peer: bool,
+    /// How it came, or goes: what was passed on, and one of several copies, crosses no more links.
+    pub way: Way,
 }
 
 /// What one switch tells another beside frames.

@@ -70,6 +70,8 @@ struct World {
     received: HashMap<(usize, usize), (usize, PortId)>,
     /// The last frame from one machine to another: they arrive in order.
     last: HashMap<(usize, usize), usize>,
+    /// Frames that were passed on, and the switch that got them.
+    passed_on: HashSet<(u32, usize)>,
     /// No machine has moved since the last time that nothing was under way.
     calm: bool,
 }
@@ -93,6 +95,7 @@ impl World {
             sent: Vec::new(),
             received: HashMap::new(),
             last: HashMap::new(),
+            passed_on: HashSet::new(),
             calm: false,
         };
         for a in 0..count {
@@ -138,7 +141,7 @@ impl World {
         frame.extend([8, 0]);
         frame.extend((self.sent.len() as u32).to_be_bytes());
         let before = self.switches[switch].totals().flooded;
-        self.switches[switch].receive(port, &frame, self.now);
+        self.switches[switch].receive(port, &frame, Way::Directed, self.now);
         self.sent.push(Sent {
             machine,
             to,
@@ -161,7 +164,7 @@ impl World {
             frame.extend(address.0);
             frame.extend([0; 4]);
         }
-        self.switches[switch].receive(port, &frame, self.now);
+        self.switches[switch].receive(port, &frame, Way::Directed, self.now);
     }
 
     /// What waits for a machine arrives there.
@@ -173,7 +176,7 @@ impl World {
             ..
         } = self.machines[machine];
         while !stands && let Some(outgoing) = self.switches[switch].next(port, self.now) {
-            let Outgoing::Frame(frame) = outgoing else {
+            let Outgoing::Frame(frame, _) = outgoing else {
                 panic!("a machine was told {outgoing:?}");
             };
             if frame[12..14] == [8, 0] {
@@ -229,12 +232,20 @@ impl World {
             let Some(outgoing) = self.switches[a].next(port, self.now).filter(|_| up) else {
                 return;
             };
-            if let Outgoing::Frame(frame) = &outgoing
+            if let Outgoing::Frame(frame, way) = &outgoing
                 && frame[12..14] == [8, 0]
             {
                 let number = u32::from_be_bytes(frame[14..18].try_into().unwrap());
+                let is_passed_on = *way == Way::PassedOn;
                 let origin = self.sent[number as usize].switch;
-                assert_eq!(origin, a, "switch {a} passed frame {number} on to another");
+                assert!(is_passed_on || origin == a, "switch {a}, frame {number}");
+                // Of one to all it may be another copy.
+                let flooded = self.sent[number as usize].flooded;
+                let again = !flooded && self.passed_on.contains(&(number, a));
+                assert!(!again, "frame {number} goes on from switch {a}");
+                if is_passed_on {
+                    self.passed_on.insert((number, b));
+                }
             }
             if self.working.contains(&pair(a, b)) {
                 self.under_way
@@ -255,7 +266,7 @@ impl World {
             let port = self.sides[&(b, a)].port;
             let switch = &mut self.switches[b];
             match outgoing {
-                Outgoing::Frame(frame) => switch.receive(port, &frame, self.now),
+                Outgoing::Frame(frame, way) => switch.receive(port, &frame, way, self.now),
                 Outgoing::Here { address, age_ms } => {
                     switch.receive_here(port, address, age_ms, self.now);
                 }
@@ -520,8 +531,54 @@ fn simulate(seed: u64) {
     }
 }
 
-#[test]
-fn simulation() {
+/// Links work, and no machine moves twice before all has come to rest: no frame to one machine is
+/// lost.
+fn move_without_loss(seed: u64) {
+    let mut world = World::new(seed);
+    world.heal();
+    let all = world.machines.len();
+    for machine in 0..all {
+        world.announce(machine);
+    }
+    world.settle();
+    for _ in 0..10 {
+        let first = world.sent.len();
+        let machine = world.random.below(all);
+        let at = world.random.below(60);
+        for step in 0..80 {
+            let any = world.random.below(all);
+            let (a, b) = world.some_pair();
+            match world.random.below(10) {
+                _ if step == at => world.move_machine(machine),
+                0..5 => {
+                    let to = world.random.below(all);
+                    world.send(any, Some(to).filter(|to| *to != any));
+                }
+                5..7 => world.take_at_machine(any),
+                7..9 => world.take_at_peer(a, b, 5),
+                _ => world.deliver(a, b, 5),
+            }
+        }
+        world.settle();
+        for number in first..world.sent.len() {
+            let Some(to) = world.sent[number].to else {
+                continue;
+            };
+            let arrived = world.received.contains_key(&(number, to));
+            assert!(
+                arrived,
+                "frame {number} to machine {to} is lost: {}",
+                world.places()
+            );
+        }
+        world.end_former(machine);
+        world.settle();
+        world.now += NEW_MS;
+    }
+}
+
+/// Repeats it with seeds, or with the one that is given.
+fn with_seeds(simulate: fn(u64)) {
     if let Ok(seed) = std::env::var("WEFT_SEED") {
         return simulate(seed.parse().expect("WEFT_SEED is a number"));
     }
@@ -529,4 +586,14 @@ fn simulation() {
         let outcome = std::panic::catch_unwind(|| simulate(seed));
         assert!(outcome.is_ok(), "it failed with WEFT_SEED={seed}");
     }
+}
+
+#[test]
+fn moves_lose_nothing() {
+    with_seeds(move_without_loss);
+}
+
+#[test]
+fn simulation() {
+    with_seeds(simulate);
 }

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use crate::core::{PortId, Switch};
-use crate::frames::{FRAME_MAX, LENGTH, first};
+use crate::frames::{FRAME_MAX, LENGTH, Way, first};
 
 /// Bytes that are read at once.
 pub const INPUT: usize = 4 * FRAME_MAX;
@@ -81,7 +81,7 @@ impl Machine {
             let Some(frame) = found else {
                 return Ok(false);
             };
-            switch.receive(port, frame, now);
+            switch.receive(port, frame, Way::Directed, now);
             self.start += LENGTH + frame.len();
         }
         Ok(true)
@@ -129,13 +129,9 @@ impl Machine {
             && let Some(outgoing) = switch.next(port, now)
         {
             let mut whole = Vec::new();
-            let frame = outgoing.message();
-            let length = frame.length();
-            if sent < length {
-                frame.write(&mut whole);
-                self.rest.extend_from_slice(&whole[sent..]);
-            }
-            sent = sent.saturating_sub(length);
+            outgoing.write(&mut whole);
+            self.rest.extend(whole.get(sent..).unwrap_or_default());
+            sent = sent.saturating_sub(whole.len());
         }
     }
 
@@ -176,7 +172,7 @@ mod tests {
         let sender = switch.add_machine().unwrap();
         let receiver = switch.add_machine().unwrap();
         let hello = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 2, 8, 0]].concat();
-        switch.receive(receiver, &hello, 0);
+        switch.receive(receiver, &hello, Way::Directed, 0);
         let (near, mut far) = UnixStream::pair().unwrap();
         let mut machine = Machine::new(near).unwrap();
         let reader = std::thread::spawn(move || {
@@ -191,7 +187,7 @@ mod tests {
         let mut number = 0;
         while !reader.is_finished() {
             while number < FRAMES && switch.waiting(receiver).count() < 100 {
-                switch.receive(sender, &frame(number), 0);
+                switch.receive(sender, &frame(number), Way::Directed, 0);
                 number += 1;
             }
             if let Err(error) = machine.flush(receiver, &mut switch, 0) {

@@ -11,7 +11,7 @@ use weft_wire::socket::Socket;
 use super::machine::{BATCH, is_wait};
 use super::{KEEPALIVE, SILENCE_MAX, STALL_MAX};
 use crate::core::{PortId, Switch};
-use crate::frames::{LENGTH, Message, first};
+use crate::frames::{LENGTH, Message, Way, first};
 
 /// Bytes that are read at once: a few records.
 const INPUT: usize = 4 * RECORD_MAX;
@@ -28,6 +28,8 @@ pub struct Link {
     plain: Vec<u8>,
     /// Where in `plain` the next message begins.
     next: usize,
+    /// How the next frame comes.
+    way: Way,
     /// Messages that no record holds yet.
     messages: Vec<u8>,
     /// The record that is under way, and how much of it was sent.
@@ -59,6 +61,7 @@ impl Link {
             end: 0,
             plain: Vec::new(),
             next: 0,
+            way: Way::Directed,
             messages: Vec::new(),
             record: vec![0; RECORD_MAX].into(),
             record_end: 0,
@@ -114,7 +117,11 @@ impl Link {
             };
             match Message::parse(bytes).map_err(invalid)? {
                 Message::KeepAlive => {}
-                Message::Frame(frame) => switch.receive(port, frame, now),
+                Message::Way(way) => self.way = way,
+                Message::Frame(frame) => {
+                    let way = std::mem::take(&mut self.way);
+                    switch.receive(port, frame, way, now);
+                }
                 Message::Here { address, age_ms } => {
                     switch.receive_here(port, address, age_ms, now);
                 }
@@ -181,7 +188,7 @@ impl Link {
         while self.messages.len() < RECORD_PLAIN_MAX
             && let Some(outgoing) = switch.next(port, now)
         {
-            outgoing.message().write(&mut self.messages);
+            outgoing.write(&mut self.messages);
         }
         let bytes = self.messages.len().min(RECORD_PLAIN_MAX);
         if bytes == 0 {
