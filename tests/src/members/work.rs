@@ -279,7 +279,7 @@ fn machine(site: &mut Site<'_>) -> Result<()> {
 }
 
 /// What stands for ssh: it runs a line as another host of the site. SIGTERM cuts the connection,
-/// as the end of ssh does.
+/// as the end of ssh does. A suite that runs under nohup(1) has SIGHUP ignored, a login has not.
 const SSH: &str = r#"#!/bin/sh
 line=$2
 . "$(dirname "$0")/$WEFT_SSH_HOST.sh"
@@ -287,7 +287,7 @@ mkfifo "$PIPE"
 cat "$PIPE" & reader=$!
 trap 'kill $reader' TERM
 cd /
-sh -c "$line" > "$PIPE" & command=$!
+env --default-signal=HUP sh -c "$line" > "$PIPE" & command=$!
 while wait $command; code=$?; kill -0 $command 2> /dev/null; do :; done
 wait
 rm "$PIPE"

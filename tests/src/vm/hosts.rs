@@ -394,7 +394,7 @@ fn has_key(pid: i32, identity: &Identity) -> Result<bool> {
 }
 
 fn two(site: &Site<'_>) -> Result<String> {
-    let mut command = site.machine("h1", "nproc; sleep 2", &["--stats", "text"])?;
+    let mut command = site.machine("h1", "nproc; read line", &["--stats", "text"])?;
     let mut guest = Guest::start(&mut command)?;
     ensure!(guest.wait_for("2", BOUND).is_some(), "no two processors");
     let listed = site.listed()?;
@@ -424,6 +424,7 @@ fn two(site: &Site<'_>) -> Result<String> {
         has_key(site.daemons[0].pid(), &site.hosts[0])?,
         "no key is found at all"
     );
+    guest.tell()?;
     let ended = guest.finish(BOUND)?;
     ended_with(&ended, 0, &["is on h1", "powered off by the guest"])?;
     ensure!(counter(&ended, "slice1.clock-error-ns")? == 0, "same host");
