@@ -308,8 +308,7 @@ impl Planner {
         plans
     }
 
-    /// Why a request can never be placed: the empty cluster would not hold it.
-    /// `None`: its home has left the cluster.
+    /// What the scheduler is asked for. `None`: the request's home has left the cluster.
     fn wanted(&self, asked: &Asked) -> Option<Request> {
         let request = &asked.request;
         let home = self.host_of(&request.home);
@@ -317,6 +316,7 @@ impl Planner {
         (home.is_some() || request.anywhere).then(|| to_request(asked.aggregate(), request, home))
     }
 
+    /// Why a request can never be placed: the empty cluster would not hold it.
     fn refusal(&self, wanted: Option<&Request>, largest: &Inventory) -> Option<Refused> {
         let Some(wanted) = wanted else {
             return Some(Refused::NoHome);

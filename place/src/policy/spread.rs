@@ -18,6 +18,10 @@ pub enum Start {
 /// the search grows with their number.
 const EXACT_HOSTS_MAX: usize = 4;
 
+/// How many hosts are tried as the home. A cluster without room for a request would else be
+/// searched once for each of its hosts.
+const HOMES_MAX: usize = 8;
+
 /// A host, its free room, and how many cores of it are taken.
 type Chosen = (HostId, Room, u32);
 
@@ -70,16 +74,29 @@ fn first_part_min_mib(request: &Request, cores: u32) -> u64 {
     }
 }
 
-/// The home is the host that the request names, else of those with the devices the one with most
-/// free cores. The rest is spread without it.
+/// The home is the host that the request names, else one with the devices: the one with the most
+/// free cores that can be it, of [`HOMES_MAX`].
 fn spread_around_home(cluster: &Inventory, request: &Request, start: Start) -> Option<Placement> {
-    let (home, free) = match request.home {
-        Some(home) => (home, cluster.free_if_home(home, request)?),
-        None => {
-            let indices = cluster.indices(request);
-            descending(&indices).find(|&(host, _)| cluster.has_devices(host, &request.devices))?
-        }
-    };
+    if let Some(home) = request.home {
+        let free = cluster.free_if_home(home, request)?;
+        return spread_around((home, free), cluster, request, start);
+    }
+    let indices = cluster.indices(request);
+    let homes = descending(&indices).filter(|&(host, _)| {
+        cluster.has_devices(host, &request.devices) && cluster.free_if_home(host, request).is_some()
+    });
+    homes
+        .take(HOMES_MAX)
+        .find_map(|home| spread_around(home, cluster, request, start))
+}
+
+/// What the home cannot hold is spread without it.
+fn spread_around(
+    (home, free): (HostId, Room),
+    cluster: &Inventory,
+    request: &Request,
+    start: Start,
+) -> Option<Placement> {
     // As many cores as it has memory for, in proportion.
     let by_memory = free.memory_mib * u64::from(request.room.cores) / request.room.memory_mib;
     let most = u64::from(free.cores.min(request.room.cores)).min(by_memory.max(1)) as u32;

@@ -144,6 +144,19 @@ fn a_home_that_may_be_anywhere_stays_where_it_starts() {
     }
 }
 
+/// The host with the most free cores lacks the memory that a home needs.
+#[test]
+fn a_home_that_may_be_anywhere_is_one_that_can_be_it() {
+    let mut s = cluster(frag_bff(Start::FewestHosts, Goal::FewestHosts), &[4, 3, 2]);
+    step(&mut s, 1, Event::Capacity(HostId(0), Room::new(4, 300)));
+    let mut wanted = request(1, 5);
+    wanted.room.memory_mib = 2000;
+    wanted.core_memory_mib = 300;
+    wanted.home_stays = true;
+    step(&mut s, 2, Event::Requested(wanted));
+    assert_eq!(home_of(&s, 1), 1);
+}
+
 #[test]
 fn near_hosts_are_preferred() {
     let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
