@@ -34,6 +34,7 @@ pub mod report;
 pub mod rundir;
 pub mod said;
 pub mod shared;
+pub mod shell;
 pub mod size;
 pub mod spawn;
 pub mod sys;

@@ -5,7 +5,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 use weft_node::launch::machine::take_signals;
 use weft_node::launch::{self, SignalEvent, Signals};
 use weft_node::member::Membership;
+use weft_node::shell::quote;
 use weft_node::spawn::{Ended, SignalState};
 
 /// Instead of `ssh`: a command with options, divided at spaces.
@@ -37,8 +38,8 @@ pub struct Elsewhere {
 }
 
 impl Elsewhere {
-    /// Runs this command there, to its end. The last `program` words of the command line are none
-    /// of its options.
+    /// Runs this command on that host, to its end. `program`: how many of its last words are the
+    /// program and the program's arguments.
     pub fn run(&self, program: usize) -> anyhow::Result<ExitCode> {
         let (_, cluster) = Membership::joined()?;
         let members = cluster.members()?;
@@ -46,19 +47,9 @@ impl Elsewhere {
             .iter()
             .find(|member| member.record.name == self.host);
         let address = &member.context("it has left the cluster")?.record.address;
-        let directory = env::current_dir().context("the current directory is gone")?;
-        let words: Vec<OsString> = env::args_os().skip(1).collect();
-        let words = self.with_place(words, program);
         let before = SignalState::save(&[]);
         let signals = take_signals()?;
-        let ssh = env::var(SSH).unwrap_or_else(|_| "ssh".into());
-        let mut parts = ssh.split_whitespace();
-        let program = parts.next().with_context(|| format!("{SSH} is empty"))?;
-        let mut command = Command::new(program);
-        command.args(parts);
-        if io::stdin().is_terminal() && io::stdout().is_terminal() {
-            command.arg("-t");
-        }
+        let mut command = self.ssh(host_of(address), program)?;
         let as_before = move || {
             before.restore();
             // Also without this process, which may be killed, ssh ends.
@@ -66,32 +57,47 @@ impl Elsewhere {
         };
         // SAFETY: two calls of the kernel; nothing is allocated and no lock is taken.
         unsafe { command.pre_exec(as_before) };
+        let ssh = command.get_program().display().to_string();
         let child = command
-            .env(SSH_HOST, &self.host)
-            .arg(host_of(address))
-            .arg(remote_line(directory.as_os_str(), &words))
             .spawn()
-            .with_context(|| format!("cannot run {program:?} (from {SSH}, or ssh)"))?;
+            .with_context(|| format!("cannot run {ssh:?} (from {SSH}, or ssh)"))?;
         let status = finish(child, &signals)?;
         signals.give_back();
-        if !status.success() {
-            let placed = cluster.placed(&self.name, self.id)?;
-            if placed.is_some_and(|placed| placed.request.caller.is_some()) {
-                eprintln!(
-                    "weft: {} did not start on {}: {program} has failed; it must log in to {} \
-                     without a question, and find weft there",
-                    self.name,
-                    self.host,
-                    host_of(address)
-                );
-                return Ok(ExitCode::from(NOT_STARTED));
-            }
+        // What ran has ended, whether the store answers or not.
+        let placed = cluster.placed(&self.name, self.id).ok().flatten();
+        let waits = placed.is_some_and(|placed| placed.request.caller.is_some());
+        if waits && !status.success() {
+            eprintln!(
+                "weft: {} did not start on {}: {ssh} ended ({status}); it must log in to {} without a \
+                 question, and find weft and the current directory there",
+                self.name,
+                self.host,
+                host_of(address)
+            );
+            return Ok(ExitCode::from(NOT_STARTED));
         }
         match (status.code(), status.signal()) {
             (Some(code), _) => Ok(ExitCode::from(code as u8)),
             (None, Some(signal)) => launch::end_like(Ended::Signaled(signal)),
             (None, None) => Ok(ExitCode::from(NOT_STARTED)),
         }
+    }
+
+    /// The command that has a shell on `address` run this one.
+    fn ssh(&self, address: &str, program: usize) -> anyhow::Result<Command> {
+        let ssh = env::var(SSH).unwrap_or_else(|_| "ssh".into());
+        let mut parts = ssh.split_whitespace();
+        let first = parts.next().with_context(|| format!("{SSH} is empty"))?;
+        let mut command = Command::new(first);
+        command.args(parts).env(SSH_HOST, &self.host);
+        if io::stdin().is_terminal() && io::stdout().is_terminal() {
+            command.arg("-t");
+        }
+        let directory = env::current_dir().context("the current directory is gone")?;
+        let words = self.with_place(env::args_os().skip(1).collect(), program);
+        let line = remote_line(directory.as_os_str(), &words);
+        command.arg(address).arg(line);
+        Ok(command)
     }
 
     /// The words with `--placed` in the place of `--anywhere`.
@@ -111,26 +117,14 @@ impl Elsewhere {
 
 /// What a shell there does.
 fn remote_line(directory: &OsStr, words: &[OsString]) -> OsString {
-    let mut line = b"cd ".to_vec();
-    quote(directory, &mut line);
-    line.extend(format!(" || exit {NOT_STARTED}; exec weft").as_bytes());
+    let mut line = OsString::from("cd ");
+    line.push(quote(directory));
+    line.push(format!(" || exit {NOT_STARTED}; exec weft"));
     for word in words {
-        line.push(b' ');
-        quote(word, &mut line);
+        line.push(" ");
+        line.push(quote(word));
     }
-    OsString::from_vec(line)
-}
-
-/// One word of a POSIX shell.
-fn quote(word: &OsStr, line: &mut Vec<u8>) {
-    line.push(b'\'');
-    for byte in word.as_bytes() {
-        match byte {
-            b'\'' => line.extend(b"'\\''"),
-            byte => line.push(*byte),
-        }
-    }
-    line.push(b'\'');
+    line
 }
 
 /// HOST of HOST:PORT; an IPv6 address without its brackets.

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use command_fds::{CommandFdExt as _, FdMapping};
 use weft_malleable::MachineId;
+use weft_node::shell::quote;
 
 use super::Event;
 use super::archive::host_program;
@@ -153,8 +154,9 @@ impl Shell {
             use std::os::unix::fs::PermissionsExt as _;
             input.metadata()?.permissions().mode() & 0o111 != 0
         };
-        let (new, name) = (quote(&format!(".{name}.new")), quote(name));
+        let (new, name) = (quote(format!(".{name}.new")), quote(name));
         let mode = if executable { "755" } else { "644" };
+        let (new, name) = (new.display(), name.display());
         let script = format!("cat >{new} && chmod {mode} {new} && mv {new} {name}");
         self.run(machine, &script, Some(input))?;
         Ok(())
@@ -183,11 +185,6 @@ fn greeted(gateway: &Path, to: SocketAddrV4) -> anyhow::Result<()> {
     stream.read_exact(&mut banner)?;
     ensure!(&banner == b"SSH-", "no ssh server");
     Ok(())
-}
-
-/// For a shell.
-pub fn quote(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// Starts the program unless it was started, and follows it to its end, in a thread of its own.
@@ -240,7 +237,7 @@ fn start(shell: &Shell, command: &str, events: &Sender<Event>) -> anyhow::Result
     let script = format!(
         "mkdir -p run && if mkdir run/started 2>/dev/null; then : >run/out; : >run/err; \
          setsid sh -c {} >/dev/null 2>&1 </dev/null & fi",
-        quote(&program)
+        quote(&program).display()
     );
     persist(events, || shell.run(0, &script, None)).map(drop)
 }
@@ -350,8 +347,8 @@ impl<W: Write> Sink<W> {
 pub fn mpirun(processes: u32, arguments: &[String], program: &[String]) -> String {
     let mut words = vec!["mpirun".to_owned(), "-n".to_owned(), processes.to_string()];
     words.extend(arguments.iter().chain(program).cloned());
-    let quoted: Vec<String> = words.iter().map(|word| quote(word)).collect();
-    quoted.join(" ")
+    let quoted = words.iter().map(|word| quote(word).display().to_string());
+    quoted.collect::<Vec<_>>().join(" ")
 }
 
 /// Where the gateway is in the machines' network.
