@@ -130,19 +130,6 @@ impl Message<'_> {
         }
     }
 
-    /// How many bytes [`Message::write`] appends.
-    pub fn length(&self) -> usize {
-        LENGTH
-            + match self {
-                Message::KeepAlive => 0,
-                Message::Here { .. } => HERE_BYTES,
-                Message::Gone(_) => GONE_BYTES,
-                Message::Way(Way::Directed) => return 0,
-                Message::Way(_) => WAY_BYTES,
-                Message::Frame(frame) => frame.len(),
-            }
-    }
-
     /// Appends the message with its length.
     pub fn write(&self, out: &mut Vec<u8>) {
         let mut length = |bytes: usize| out.extend((bytes as u32).to_be_bytes());
@@ -211,7 +198,12 @@ mod tests {
                 .collect();
             let mut stream = Vec::new();
             messages.iter().for_each(|message| message.write(&mut stream));
-            prop_assert_eq!(stream.len(), messages.iter().map(Message::length).sum::<usize>());
+            let alone = |message: &Message<'_>| {
+                let mut bytes = Vec::new();
+                message.write(&mut bytes);
+                bytes.len()
+            };
+            prop_assert_eq!(stream.len(), messages.iter().map(alone).sum::<usize>());
             let mut rest = &stream[..];
             let mut found = Vec::new();
             while let Some(bytes) = first(rest).unwrap() {
