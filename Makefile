@@ -103,13 +103,13 @@ e2e: under-test damage programs images ## Native runs against runs under weft, f
 fuzz-replay: ## Every input of fuzz/corpus again, crashes of the past among them: a part of `unit`
 	$(CARGO) test -p weft-fuzz
 
-# The images are made meanwhile, with what the compilers leave of the processors. If that fails,
-# e2e tries it again, and says why.
+# The images are made meanwhile, with what the compilers leave of the processors, by a process
+# group that ends with this. If that fails, e2e tries it again, and says why.
 test: setup ## All of it
 	@mkdir -p $(TARGET)
-	@nice -n 19 $(MAKE) -s images >$(TARGET)/images.log 2>&1 & images=$$!; \
-		$(MAKE) check unit || { kill $$images; exit 1; }; \
-		$(MAKE) e2e
+	@set -m; nice -n 19 $(MAKE) -s images >$(TARGET)/images.log 2>&1 & images=$$!; set +m; \
+		trap 'kill -- -$$images 2>/dev/null' EXIT; \
+		$(MAKE) check unit && $(MAKE) e2e
 
 bench: build programs guest guest-debian ## Measures, and renews the tables of bench/RESULTS.md
 	$(BENCH) $(BENCHMARKS)
