@@ -19,6 +19,8 @@ const STREAM_S: u32 = 10;
 const MACHINES: &str = "--vms 2 --memory 128M --time 60 --margin 5";
 /// In the environment: where a picture of the last row goes.
 const PICTURE: &str = "WEFT_PICTURE";
+/// The moves begin so long after the program, and after each other: both are measured alone.
+const APART: Duration = Duration::from_secs(4);
 /// What a program may see of a move, in milliseconds.
 const GAP_MS: f64 = 50.0;
 
@@ -28,6 +30,15 @@ struct Trips {
     longest_ms: f64,
     /// Of each 100 ms: when it began, s, and the longest, ms.
     pieces: Vec<(f64, f64)>,
+}
+
+impl Trips {
+    /// The pieces on one line, as `SECONDS:MILLISECONDS`.
+    fn listed(&self) -> String {
+        let pieces = self.pieces.iter();
+        let words = pieces.map(|(at_s, longest_ms)| format!("{at_s:.3}:{longest_ms:.1}"));
+        words.collect::<Vec<_>>().join(" ")
+    }
 }
 
 /// The table `mpi-network`.
@@ -64,7 +75,7 @@ pub fn network(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
             let trips = trips(&run(format!("trip {TRIP_S}"))?)?;
             medians.push(trips.median_us);
             longest.push(trips.longest_ms);
-            samples.push(json!({ "hosts": hosts, "pieces": trips.pieces }));
+            samples.push(json!({ "hosts": hosts, "pieces": trips.listed() }));
             let stream = run(format!("stream {STREAM_S}"))?;
             streams.push(number_after(&stream.output, "messages, ").context("no stream")?);
         }
@@ -83,7 +94,7 @@ pub fn network(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
         medians.push(trips.median_us);
         longest.push(trips.longest_ms);
         let steps: Vec<(f64, f64)> = moves.iter().map(|it| (it.from_s, it.until_s)).collect();
-        samples.push(json!({ "hosts": 2, "pieces": trips.pieces, "moves": steps }));
+        samples.push(json!({ "hosts": 2, "pieces": trips.listed(), "moves": steps }));
         if let Some(file) = std::env::var_os(PICTURE) {
             std::fs::write(file, picture(&trips, moves))?;
         }
@@ -147,7 +158,7 @@ fn moved(place: &Place, images: &Images) -> Result<(Trips, Vec<Step>)> {
     for machine in 0..2 {
         let status = cluster.until("the program runs", |status| status["phase"] == "running")?;
         let begun = begun.get_or_insert_with(Instant::now);
-        std::thread::sleep(Duration::from_secs(4));
+        std::thread::sleep(APART);
         let host = Cluster::host(&status, machine);
         let from_s = begun.elapsed().as_secs_f64();
         cluster.ask(&["release", &host])?;
