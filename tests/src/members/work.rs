@@ -23,13 +23,14 @@ const LENT: &str = "1500M";
 /// Longer than any check.
 const BOUND: Duration = Duration::from_secs(120);
 
-pub(super) const CHECKS: [(&str, Check); 14] = [
+pub(super) const CHECKS: [(&str, Check); 15] = [
     ("needs a host that decides", without_leader),
     ("is planned, and nothing starts", dry_run),
     ("runs on several hosts where one is too small", spread),
     ("waits for room, and says why", waits),
     ("is a machine", machine),
     ("starts on another host that has room", elsewhere),
+    ("ends with the connection that started it", connection),
     ("stays away from a cordoned host", cordoned),
     ("leaves a drained host, and is pulled together", moved),
     ("leaves a drained host as a program", program_leaves),
@@ -358,7 +359,11 @@ fn elsewhere(site: &mut Site<'_>) -> Result<()> {
     let no_host = call(&["--anywhere=gamma", "--memory=100M", "true"])?;
     let no_place = call(&["--placed=nothing:7", "--memory=100M", "true"])?;
     for (outcome, code, says) in [
-        (no_login, 125, "did not start on beta: false has failed"),
+        (
+            no_login,
+            125,
+            "did not start on beta: false ended (exit status: 1)",
+        ),
         (no_program, 127, "/no/program"),
         (no_host, 125, "gamma"),
         (no_place, 125, "nothing called nothing waits for a launcher"),
@@ -368,18 +373,22 @@ fn elsewhere(site: &mut Site<'_>) -> Result<()> {
         ensure!(is_right, "{}, not {code} and `{says}`: {said}", outcome.end);
         running(site, 1)?;
     }
-    // The connection is cut: the program ends like one whose terminal has gone.
-    let began = site.directory.join("began");
-    let lasts = format!("touch {}; while :; do sleep 0.1; done", began.display());
-    let words = [&at_beta[..], &["--", "sh", "-c", &lasts]].concat();
-    let cut = begin_command(site, &words_to_run(site, &ssh, &words)?)?;
-    until("it runs on beta", || Ok(began.exists()))?;
-    running(site, 2)?;
-    kill(Pid::from_raw(cut.pid()), Signal::SIGTERM)?;
-    cut.finish()?;
-    running(site, 1)?;
     fs::write(full, "")?;
     ended_well(program)?;
+    running(site, 0)
+}
+
+/// A program elsewhere ends like one whose terminal has gone.
+fn connection(site: &mut Site<'_>) -> Result<()> {
+    let ssh = make_ssh(site)?;
+    let began = site.directory.join("began");
+    let lasts = format!("touch {}; while :; do sleep 0.1; done", began.display());
+    let words = ["--anywhere=beta", "--memory=100M", "--", "sh", "-c", &lasts];
+    let cut = begin_command(site, &words_to_run(site, &ssh, &words)?)?;
+    until("it runs on beta", || Ok(began.exists()))?;
+    running(site, 1)?;
+    kill(Pid::from_raw(cut.pid()), Signal::SIGTERM)?;
+    cut.finish()?;
     running(site, 0)
 }
 
