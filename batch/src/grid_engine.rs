@@ -69,14 +69,15 @@ impl BatchSystem for GridEngine {
     }
 
     fn jobs(&self, ids: &[JobId]) -> Result<BTreeMap<JobId, Job>, BatchError> {
-        // With -r it says what was asked for, so also for how long. Without -u: this user's.
-        let output = call("qstat")
-            .arguments(["-r", "-xml"])
-            // Times come as local ones, without a zone.
-            .environment("TZ", "UTC0")
-            .run()
-            .and_then(done)?;
-        Ok(job::of_each(ids, read_jobs(&output)?, SYSTEM))
+        let found = read_jobs(&list()?)?.into_iter();
+        let found = found.map(|(id, _, job)| (id, job)).collect();
+        Ok(job::of_each(ids, found, SYSTEM))
+    }
+
+    fn find(&self, name: &str) -> Result<Vec<JobId>, BatchError> {
+        let found = read_jobs(&list()?)?.into_iter();
+        let found = found.filter(|(_, its, _)| its == name);
+        Ok(found.map(|(id, ..)| id).collect())
     }
 
     fn extend(&self, _: &JobId, _: SystemTime) -> Result<(), BatchError> {
@@ -102,6 +103,18 @@ impl BatchSystem for GridEngine {
     }
 }
 
+/// This user's jobs, as XML.
+fn list() -> Result<String, BatchError> {
+    // With -r it says what was asked for, so also for how long, and the whole name. Without -u:
+    // this user's.
+    call("qstat")
+        .arguments(["-r", "-xml"])
+        // Times come as local ones, without a zone.
+        .environment("TZ", "UTC0")
+        .run()
+        .and_then(done)
+}
+
 fn unreadable(said: impl ToString) -> BatchError {
     BatchError::Unreadable {
         command: "qstat",
@@ -109,7 +122,8 @@ fn unreadable(said: impl ToString) -> BatchError {
     }
 }
 
-fn read_jobs(text: &str) -> Result<BTreeMap<JobId, Job>, BatchError> {
+/// The number, the name and the state of each.
+fn read_jobs(text: &str) -> Result<Vec<(JobId, String, Job)>, BatchError> {
     let document = Document::parse(text).map_err(unreadable)?;
     let jobs = document
         .descendants()
@@ -117,7 +131,7 @@ fn read_jobs(text: &str) -> Result<BTreeMap<JobId, Job>, BatchError> {
     jobs.map(read_job).collect()
 }
 
-fn read_job(job: Node<'_, '_>) -> Result<(JobId, Job), BatchError> {
+fn read_job(job: Node<'_, '_>) -> Result<(JobId, String, Job), BatchError> {
     let child = |name: &str| {
         let found = job.children().find(|node| node.has_tag_name(name));
         found
@@ -152,7 +166,7 @@ fn read_job(job: Node<'_, '_>) -> Result<(JobId, Job), BatchError> {
             why: format!("state {state}"),
         },
     };
-    Ok((id, job))
+    Ok((id, child("full_job_name").to_owned(), job))
 }
 
 #[cfg(test)]
@@ -167,6 +181,7 @@ mod tests {
       <state>r</state>
       <JAT_start_time>2026-11-27T11:46:40</JAT_start_time>
       <queue_name>main.q@h2</queue_name>
+      <full_job_name>weft-a-1</full_job_name>
       <hard_request name="h_rt" resource_contribution="0.000000">900</hard_request>
     </job_list>
   </queue_info>
@@ -187,14 +202,20 @@ mod tests {
     #[test]
     fn jobs_are_read_from_a_list() {
         let jobs = read_jobs(LIST).unwrap();
-        let job = |id| &jobs[&JobId::new(id).unwrap()];
+        let names: Vec<&str> = jobs.iter().map(|(_, name, _)| name.as_str()).collect();
+        assert_eq!(names, ["weft-a-1", "", ""]);
+        let of = |jobs: &[(JobId, String, Job)], id: &str| {
+            let mut jobs = jobs.iter();
+            jobs.find(|job| job.0.as_str() == id).unwrap().2.clone()
+        };
+        let job = |id| of(&jobs, id);
         let until = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_780_000 + 900));
         let host = "h2".to_owned();
-        assert_eq!(*job("12"), Job::Runs { host, until });
+        assert_eq!(job("12"), Job::Runs { host, until });
         let waits = |why: &str| Job::Waits { why: why.into() };
-        assert_eq!(*job("13"), waits("state qw"));
+        assert_eq!(job("13"), waits("state qw"));
         let sent = read_jobs(&LIST.replace("<state>r<", "<state>t<")).unwrap();
-        assert_eq!(sent[&JobId::new("12").unwrap()], waits("state t"));
+        assert_eq!(of(&sent, "12"), waits("state t"));
         assert!(matches!(job("14"), Job::Ended { .. }));
         for damaged in ["", "<job_info>", "<a><job_list/></a>"] {
             assert!(read_jobs(damaged).is_err(), "{damaged:?}");

@@ -44,6 +44,9 @@ pub struct Local {
 /// A job, as its file has it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
+    /// As it was asked for.
+    #[serde(default)]
+    name: String,
     host: String,
     process: i32,
     /// When the kernel started that process, in its own ticks: its number may be another's later.
@@ -165,6 +168,7 @@ impl BatchSystem for Local {
         let until = SystemTime::now() + time;
         let since_1970 = until.duration_since(SystemTime::UNIX_EPOCH);
         let record = Record {
+            name: wanted.name.clone(),
             host: host.name.clone(),
             process,
             started_ticks: started_ticks(process).unwrap_or(0),
@@ -203,6 +207,17 @@ impl BatchSystem for Local {
             Ok((id.clone(), job))
         };
         ids.iter().map(job).collect()
+    }
+
+    fn find(&self, name: &str) -> Result<Vec<JobId>, BatchError> {
+        let ids = self.numbers()?.into_iter();
+        let ids = ids.filter_map(|number| JobId::new(&number.to_string()));
+        let is_it = |id: &JobId| {
+            let record = self.record(id)?;
+            Ok(record.is_some_and(|record| record.name == name && record.is_running()))
+        };
+        ids.filter_map(|id| is_it(&id).map(|is_it| is_it.then_some(id)).transpose())
+            .collect()
     }
 
     fn extend(&self, _: &JobId, _: SystemTime) -> Result<(), BatchError> {

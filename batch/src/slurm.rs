@@ -90,6 +90,19 @@ impl BatchSystem for Slurm {
         Ok(job::of_each(ids, found.collect::<Result<_, _>>()?, SYSTEM))
     }
 
+    fn find(&self, name: &str) -> Result<Vec<JobId>, BatchError> {
+        // Without --states it shows jobs that wait, run or complete.
+        let output = call("squeue")
+            .arguments(["--noheader", "--me", "--format=%i"])
+            .argument(format!("--name={name}"))
+            .run()
+            .and_then(done)?;
+        Ok(output
+            .lines()
+            .filter_map(|id| JobId::new(id.trim()))
+            .collect())
+    }
+
     /// Most sites let operators alone do this.
     fn extend(&self, id: &JobId, until: SystemTime) -> Result<(), BatchError> {
         let until = jiff::Timestamp::try_from(until).map_err(|error| BatchError::System {

@@ -118,6 +118,11 @@ fn contract(site: &Site<'_>) {
     }
     let all = site.system.jobs(&ids).unwrap();
     assert_eq!(all.len(), site.hosts);
+    // By its whole name, while it is there.
+    assert_eq!(site.system.find("job0").unwrap(), ids[..1]);
+    for name in ["job", "short"] {
+        assert_eq!(site.system.find(name).unwrap(), [], "{name}");
+    }
     assert!(
         all.values().all(|job| matches!(job, Job::Runs { .. })),
         "{all:?}"
@@ -129,6 +134,7 @@ fn contract(site: &Site<'_>) {
             site.until(&more, "waits", |job| {
                 matches!(job, Job::Waits { .. }).then_some(())
             });
+            assert_eq!(site.system.find("more").unwrap(), [more.clone()]);
             site.system.give_back(&more).unwrap();
             site.ends(&more);
         }

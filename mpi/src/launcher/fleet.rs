@@ -35,9 +35,11 @@ pub struct LiveHost {
     pub link: u64,
     pub offer: Option<Offer>,
     pub seen: Vec<Seen>,
-    /// The launcher that asked for it ended before it knew the job: if there is one, its agent
-    /// ends it.
+    /// The launcher that asked for it ended before it knew the job: it is looked for by its name,
+    /// to give it back.
     pub is_stray: bool,
+    /// When it was looked for last.
+    pub sought: Option<Instant>,
 }
 
 impl LiveHost {
@@ -58,6 +60,7 @@ impl LiveHost {
             offer: None,
             seen: Vec::new(),
             is_stray: false,
+            sought: None,
         }
     }
 

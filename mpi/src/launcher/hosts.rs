@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use weft_batch::CALL_BOUND;
 use weft_malleable::{HostId, MachineId};
 
 use super::door::AgentEvent;
 use super::fleet::LiveMachine;
+use super::options::SiteOptions;
 use super::record::Phase;
 use super::site::Ask;
 use super::{Launcher, PEERS_SETTLE, network};
@@ -20,6 +22,8 @@ const GIVE_BACK_AGAIN: Duration = Duration::from_secs(10);
 /// How long the agent of a reservation is awaited whose launcher ended before it knew the job. The
 /// door sends one away that comes later.
 const STRAY_MAX: Duration = Duration::from_secs(5);
+/// Between two looks for its job.
+const SEEK_AGAIN: Duration = Duration::from_secs(2);
 /// A job that has ended is a host that is lost, if no agent answers this long.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
@@ -188,6 +192,13 @@ impl Launcher {
         let now = Instant::now();
         let mut gone = Vec::new();
         let mut lost = Vec::new();
+        let mut strays = Vec::new();
+        let stray_max = match self.record.options.site {
+            // An agent of a list comes at once.
+            SiteOptions::Local(_) => STRAY_MAX,
+            // Its command may still be at work.
+            SiteOptions::Slurm { .. } | SiteOptions::GridEngine { .. } => CALL_BOUND + STRAY_MAX,
+        };
         for (id, host) in &mut self.fleet.hosts {
             let silent = host.writer.is_none();
             if let Some(since) = host.closing
@@ -199,8 +210,16 @@ impl Launcher {
                 host.given_back = Some(now);
                 let _ = self.site.send(Ask::GiveBack(job.clone()));
             }
-            if host.is_stray && host.closing.is_some_and(|since| now - since > STRAY_MAX) {
-                gone.push(*id);
+            if host.is_stray
+                && host.job.is_none()
+                && let Some(since) = host.closing
+            {
+                if now - since > stray_max {
+                    gone.push(*id);
+                } else if host.sought.is_none_or(|at| now - at > SEEK_AGAIN) {
+                    host.sought = Some(now);
+                    strays.push(*id);
+                }
             }
             if let Some((_, since)) = host.ended
                 && silent
@@ -211,6 +230,12 @@ impl Launcher {
                     None => {}
                 }
             }
+        }
+        for id in strays {
+            let _ = self.site.send(Ask::Find {
+                reservation: id.0,
+                name: self.job_name(id),
+            });
         }
         for id in lost {
             self.lose_host(id);

@@ -91,7 +91,7 @@ impl Launcher {
             SiteOptions::Local(_) => Vec::new(),
         };
         let wanted = Wanted {
-            name: format!("weft-{}", self.folder.name()),
+            name: self.job_name(HostId(number)),
             time: options.time,
             warning: WARNING.min(options.time / 4),
             command: [
@@ -113,6 +113,26 @@ impl Launcher {
             wanted,
         })?;
         Ok(())
+    }
+
+    /// Another cluster's job never has this name: the user may have several folders for clusters.
+    pub(super) fn job_name(&self, id: HostId) -> String {
+        let key = &self.key.0[..4];
+        let key = u32::from_be_bytes([key[0], key[1], key[2], key[3]]);
+        format!("weft-{}-{key:08x}-{}", self.folder.name(), id.0)
+    }
+
+    /// The launcher that asked for it ended before it knew the job.
+    pub(super) fn found(&mut self, id: HostId, job: JobId) {
+        let stray = self.fleet.hosts.get_mut(&id).filter(|host| host.is_stray);
+        let Some(host) = stray.filter(|host| host.job.is_none()) else {
+            return;
+        };
+        host.job = Some(job.clone());
+        host.leaves = true;
+        self.say(&format!(
+            "job {job} was asked for by a launcher that has ended, and goes back"
+        ));
     }
 
     pub(super) fn asked(&mut self, id: HostId, result: Result<JobId, Refusal>) {

@@ -78,6 +78,11 @@ enum Event {
         result: Result<JobId, Refusal>,
     },
     Jobs(Result<BTreeMap<JobId, Job>, String>),
+    /// The job of a reservation for which another launcher asked.
+    Found {
+        reservation: u32,
+        job: JobId,
+    },
     Request {
         request: Request,
         answer: Sender<Answer>,
@@ -169,6 +174,7 @@ impl Launcher {
                 result,
             } => self.asked(HostId(reservation), result),
             Event::Jobs(jobs) => self.jobs(jobs),
+            Event::Found { reservation, job } => self.found(HostId(reservation), job),
             Event::Request { request, answer } => self.request(request, &answer),
             Event::Program(event) => self.program(event),
             Event::Signal => self.interrupted(),

@@ -25,6 +25,11 @@ pub enum Ask {
     /// These jobs are the cluster's.
     Watch(Vec<JobId>),
     GiveBack(JobId),
+    /// The job that another launcher may have asked for under this name.
+    Find {
+        reservation: u32,
+        name: String,
+    },
 }
 
 /// Why there is no host.
@@ -105,6 +110,18 @@ impl Site {
             Ok(Ask::GiveBack(job)) => {
                 // The look at all jobs shows whether it has ended; it is asked for again if not.
                 let _ = self.system.give_back(&job);
+            }
+            Ok(Ask::Find { reservation, name }) => {
+                // It is looked for again.
+                let found = self.system.find(&name).unwrap_or_default();
+                let found = found.into_iter().next();
+                return match found {
+                    Some(job) => {
+                        self.jobs.push(job.clone());
+                        self.events.send(Event::Found { reservation, job }).is_ok()
+                    }
+                    None => true,
+                };
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return false,

@@ -71,7 +71,7 @@ struct Bench<'a> {
 struct Lacks(String);
 
 /// With whether they run only with `--long`, or by their name. What runs always takes a minute and a half.
-const CHECKS: [(&str, bool, Check); 28] = [
+const CHECKS: [(&str, bool, Check); 29] = [
     ("mpi: grows, shrinks, releases", false, local::life),
     ("mpi: the program's exit code", false, local::exit_code),
     ("mpi: launcher killed at some moment", true, launcher::any),
@@ -107,6 +107,11 @@ const CHECKS: [(&str, bool, Check); 28] = [
     ("mpi: a cable cut for 20 s", true, cut::long),
     ("mpi: Slurm", true, sites::slurm),
     ("mpi: with Slurm's server killed", true, sites::slurm_more),
+    (
+        "mpi: Slurm, a job that no launcher knows",
+        true,
+        sites::slurm_stray,
+    ),
     ("mpi: Grid Engine", true, sites::grid_engine),
     ("mpi: reservations that end", true, ends::all),
     (

@@ -2,6 +2,7 @@
 //! more, as a child of the script that makes the site.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -31,6 +32,7 @@ pub fn run_inside(context: &Context, plan: &Plan, inside: &(String, PathBuf), re
     let check: super::Check = match inside.0.as_str() {
         "slurm" => |bench| batch(bench, "slurm", &[]),
         "slurm-more" => more,
+        "slurm-stray" => stray,
         _ => |bench| {
             batch(
                 bench,
@@ -48,6 +50,10 @@ pub fn slurm(bench: &Bench<'_>) -> Result<String> {
 
 pub fn slurm_more(bench: &Bench<'_>) -> Result<String> {
     in_slurm(bench, "slurm-more")
+}
+
+pub fn slurm_stray(bench: &Bench<'_>) -> Result<String> {
+    in_slurm(bench, "slurm-stray")
 }
 
 fn in_slurm(bench: &Bench<'_>, site: &str) -> Result<String> {
@@ -174,6 +180,82 @@ fn jobs_left(system: &str) -> Result<String> {
         }
         thread::sleep(Duration::from_millis(500));
     }
+}
+
+/// The launcher is killed when Slurm has a job of it, and the launcher does not know that yet: the
+/// next one gives the job back.
+fn stray(bench: &Bench<'_>) -> Result<String> {
+    let mut user = bench.user()?;
+    let asked = user.folder.join("asked");
+    let slow = user.folder.join("slow");
+    let sbatch = bench.context.tool("sbatch").context("no sbatch")?;
+    fs::create_dir(&slow)?;
+    let script = format!(
+        "#!/bin/sh\nid=$({} \"$@\") || exit\necho $id >{asked}.new\nmv {asked}.new {asked}\n\
+         sleep 5\necho $id\n",
+        sbatch.display(),
+        asked = asked.display()
+    );
+    fs::write(slow.join("sbatch"), script)?;
+    fs::set_permissions(slow.join("sbatch"), fs::Permissions::from_mode(0o755))?;
+    let path = std::env::var("PATH")?;
+    user.prefix = [
+        "env".into(),
+        format!("PATH={}:{path}", slow.display()).into(),
+    ]
+    .into();
+    // It waits in the queue for as long as nobody gives it back.
+    let words = [
+        "--on",
+        "slurm",
+        "--time",
+        "10",
+        "--batch=--begin=now+1hour",
+        "--",
+    ];
+    let mut first = user.run("c", &[&words[..], &[&user.ep(), "20"]].concat())?;
+    let begun = Instant::now();
+    while !asked.exists() {
+        ensure!(begun.elapsed() < HOSTS_BOUND, "{}", first.errors());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let job = fs::read_to_string(&asked)?.trim().to_owned();
+    first.kill()?;
+    user.prefix.clear();
+    ensure!(
+        jobs_of(&user)?.contains(&job),
+        "job {job} is not in the queue"
+    );
+    let mut second = user.launch("c", &["attach", "c"])?;
+    let begun = Instant::now();
+    while jobs_of(&user)?.contains(&job) {
+        ensure!(second.code()?.is_none(), "{}", second.errors());
+        ensure!(begun.elapsed() < HOSTS_BOUND, "{}", second.errors());
+        thread::sleep(Duration::from_millis(100));
+    }
+    let after_s = begun.elapsed().as_secs_f64();
+    second.says(&format!(
+        "job {job} was asked for by a launcher that has ended"
+    ))?;
+    user.must(&["exit"])?;
+    second.ends_within(PROGRAM_BOUND)?;
+    user.nothing_left(false)?;
+    let jobs = jobs_left("slurm")?;
+    ensure!(jobs.is_empty(), "Slurm has jobs still: {jobs}");
+    Ok(format!("given back after {after_s:.1} s"))
+}
+
+/// Numbers of the jobs that wait or run.
+fn jobs_of(user: &User) -> Result<Vec<String>> {
+    let mut squeue = user.command(Path::new("squeue"));
+    let output = squeue
+        .args(["--noheader", "--me", "--format=%i"])
+        .output()?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    Ok(text(&output.stdout)
+        .lines()
+        .map(|id| id.trim().to_owned())
+        .collect())
 }
 
 /// `slurmctld` is killed and started again; a job is cancelled by hand.
