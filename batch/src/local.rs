@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, killpg, sigprocmask};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
@@ -105,6 +105,14 @@ impl Local {
             .stderr(output)
             // `timeout` signals its whole group at the end, and so do we.
             .process_group(0);
+        // SAFETY: between fork and exec only `sigprocmask` is called, which is async-signal-safe.
+        unsafe {
+            // This process may hold signals off, and what gives a host back is one.
+            command.pre_exec(|| {
+                let none = SigSet::empty();
+                Ok(sigprocmask(SigmaskHow::SIG_SETMASK, Some(&none), None)?)
+            });
+        }
         let mut child = command.spawn()?;
         let process = child.id() as i32;
         // Somebody has to wait for it; if this process ends before, init does.

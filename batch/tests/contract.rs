@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
+use nix::sys::signal::{SigSet, Signal};
 use weft_batch::{
     BatchError, BatchSystem, GridEngine, Job, JobId, Local, LocalHost, Slurm, Wanted,
 };
@@ -338,6 +339,10 @@ fn grid_engine_gives_hosts_for_a_time() {
 
 #[test]
 fn a_list_gives_hosts_for_a_time() {
+    // As a launcher's threads do.
+    let mut held = SigSet::empty();
+    held.add(Signal::SIGTERM);
+    held.thread_block().unwrap();
     let folder = Folder::new("batch");
     let host = |name: &str, time_max| LocalHost {
         name: name.into(),
