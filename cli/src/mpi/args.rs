@@ -23,10 +23,7 @@ pub enum MpiCommand {
         name: String,
     },
     /// Go on with a cluster whose machines were saved, since no host was left in time
-    Resume {
-        /// The cluster's name
-        name: String,
-    },
+    Resume(MpiResumeArgs),
     /// List the clusters of this user
     List {
         /// Print JSON
@@ -121,6 +118,29 @@ pub struct ClusterArg {
     /// The cluster's name [default: the only one]
     #[arg(long, value_name = "NAME")]
     pub cluster: Option<String>,
+}
+
+/// `weft mpi resume`.
+#[derive(Debug, Args)]
+pub struct MpiResumeArgs {
+    /// The cluster's name
+    pub name: String,
+    /// Hosts wanted from now on [default: as before]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=HOSTS_MAX as u64))]
+    pub hosts: Option<u64>,
+    /// How long each host is asked for [default: as before]
+    #[arg(long, value_name = "MINUTES", value_parser = parse_minutes)]
+    pub time: Option<Duration>,
+    /// How long to wait for all hosts, before the cluster goes on on those that came [default: as
+    /// before]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub wait: Option<Duration>,
+    /// Another list of hosts; `weft mpi run --help` has its form
+    #[arg(long, value_name = "FILE")]
+    pub list: Option<PathBuf>,
+    /// An argument for `sbatch` or `qsub`, instead of all those before; may be repeated
+    #[arg(long = "batch", value_name = "ARGUMENT", allow_hyphen_values = true)]
+    pub batch: Vec<OsString>,
 }
 
 /// `weft mpi run`.

@@ -12,16 +12,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use weft_mpi::launcher::{self, Launcher, ListedHost, Options, SiteOptions};
+use weft_mpi::launcher::{self, Changes, Launcher, ListedHost, Options, SiteOptions};
 use weft_mpi::request::{self, Answer, Request};
 use weft_vcpu::CpuModel;
 
-use args::{MpiRunArgs, OnArg};
+use args::{MpiResumeArgs, MpiRunArgs, OnArg};
 
 pub use args::MpiCommand;
-
-/// What a reservation has beside its margin, at least.
-const LEAST_TIME: Duration = Duration::from_secs(30);
 
 /// Does what the command says.
 pub fn run(command: MpiCommand) -> anyhow::Result<ExitCode> {
@@ -34,7 +31,7 @@ pub fn run(command: MpiCommand) -> anyhow::Result<ExitCode> {
             }
         },
         MpiCommand::Attach { name } => serve(launcher::attach(&name)?),
-        MpiCommand::Resume { name } => serve(launcher::resume(&name)?),
+        MpiCommand::Resume(args) => serve(resume(args)?),
         MpiCommand::List { json } => status::list(json),
         MpiCommand::Status { name, json } => status::show(&one(name)?, json),
         MpiCommand::Top { name } => top::run(name),
@@ -111,23 +108,6 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
         );
     }
     let most = args.grow.map_or(hosts, |(count, _)| count.max(hosts));
-    let one_most = launcher::ONE_HOSTS_MAX.min(args.cpus as usize);
-    ensure!(
-        !args.one_machine || most <= one_most,
-        "one machine of {} vCPUs is on {one_most} hosts at most: ask for more --cpus, up to {}, or \
-         fewer --hosts",
-        args.cpus,
-        launcher::ONE_HOSTS_MAX
-    );
-    let least = args.margin + LEAST_TIME;
-    ensure!(
-        args.time >= least,
-        "a reservation of {} s is too short: {} s are needed to boot, and the host is left {} s \
-         before the end",
-        args.time.as_secs(),
-        LEAST_TIME.as_secs(),
-        args.margin.as_secs()
-    );
     let image = match args.image {
         Some(image) => whole(&image)?,
         None => beside()?,
@@ -205,6 +185,17 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
             .or(is_here.then_some(Ipv4Addr::LOCALHOST.into())),
     };
     launcher::create(&name, options, copied)
+}
+
+fn resume(args: MpiResumeArgs) -> anyhow::Result<Launcher> {
+    let changes = Changes {
+        hosts: args.hosts.map(|hosts| hosts as usize),
+        time: args.time,
+        wait: args.wait,
+        batch: args.batch,
+        list: args.list.as_deref().map(listed).transpose()?,
+    };
+    launcher::resume(&args.name, changes)
 }
 
 /// Also for processes with other working directories.

@@ -51,7 +51,7 @@ use record::{Phase, Record};
 use site::{Ask, Refusal};
 
 pub use folder::names;
-pub use options::{HOSTS_MAX, ListedHost, MACHINES_MAX, ONE_HOSTS_MAX, Options, SiteOptions};
+pub use options::{Changes, HOSTS_MAX, ListedHost, MACHINES_MAX, Options, SiteOptions};
 pub use start::{attach, create, forget, requests_socket, resume, shell};
 
 /// The exit code if all machines were saved, since no host was left in time.

@@ -5,16 +5,21 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::{bail, ensure};
 use serde::{Deserialize, Serialize};
 use weft_malleable::OneMachine;
+
+use super::record::Record;
 
 /// Machines of a cluster: their addresses differ in the last byte.
 pub const MACHINES_MAX: u32 = 250;
 /// Hosts of a cluster: each has a switch, which has at most 64 peers.
 pub const HOSTS_MAX: usize = 60;
 
+/// What a reservation has beside its margin, at least.
+const LEAST_TIME: Duration = Duration::from_secs(30);
 /// Hosts of one machine (`--one-machine`).
-pub const ONE_HOSTS_MAX: usize = 12;
+const ONE_HOSTS_MAX: usize = 12;
 /// Hosts of one machine before and after a change, together. A machine has 16 nodes at most, and
 /// node 0 and the process that takes its home need one each.
 const ONE_AT_ONCE_MAX: usize = 14;
@@ -67,6 +72,58 @@ pub struct Options {
     pub address: Option<IpAddr>,
 }
 
+/// What is different when a cluster goes on from its saved machines.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Hosts wanted.
+    pub hosts: Option<usize>,
+    /// How long each host is asked for.
+    pub time: Option<Duration>,
+    /// How long to wait for all hosts.
+    pub wait: Option<Duration>,
+    /// Arguments for `sbatch` or `qsub`, instead of those before; none: as before.
+    pub batch: Vec<OsString>,
+    /// The hosts of the list.
+    pub list: Option<Vec<ListedHost>>,
+}
+
+impl Changes {
+    /// # Errors
+    /// They do not fit the cluster.
+    pub(super) fn apply(self, record: &mut Record) -> anyhow::Result<()> {
+        let options = &mut record.options;
+        if let Some(hosts) = self.hosts {
+            ensure!(
+                hosts > 1 || !record.began_on_several,
+                "the machine began on several hosts, and goes on on 2 or more: --hosts 2"
+            );
+            options.hosts = hosts;
+            record.wanted = hosts;
+            options.grow = None;
+        }
+        options.time = self.time.unwrap_or(options.time);
+        options.wait = self.wait.unwrap_or(options.wait);
+        if let Some(list) = self.list {
+            ensure!(
+                matches!(options.site, SiteOptions::Local(_)),
+                "--list is for a cluster on a list of hosts"
+            );
+            options.site = SiteOptions::Local(list);
+        }
+        if !self.batch.is_empty() {
+            match &mut options.site {
+                SiteOptions::Slurm { options } | SiteOptions::GridEngine { options } => {
+                    *options = self.batch;
+                }
+                SiteOptions::Local(_) => {
+                    bail!("--batch is for a cluster on Slurm or Grid Engine")
+                }
+            }
+        }
+        options.check()
+    }
+}
+
 /// What gives the hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -93,6 +150,30 @@ pub struct ListedHost {
 }
 
 impl Options {
+    /// # Errors
+    /// One machine has fewer vCPUs than hosts, or reservations are too short.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        let most = self
+            .grow
+            .map_or(self.hosts, |(count, _)| count.max(self.hosts));
+        let one_most = ONE_HOSTS_MAX.min(self.cpus as usize);
+        ensure!(
+            !self.one_machine || most <= one_most,
+            "one machine of {} vCPUs is on {one_most} hosts at most: ask for more --cpus, up to \
+             {ONE_HOSTS_MAX}, or fewer --hosts",
+            self.cpus,
+        );
+        ensure!(
+            self.time >= self.margin + LEAST_TIME,
+            "a reservation of {} s is too short: {} s are needed to boot, and the host is left {} \
+             s before the end",
+            self.time.as_secs(),
+            LEAST_TIME.as_secs(),
+            self.margin.as_secs()
+        );
+        Ok(())
+    }
+
     /// What a machine takes of a host's memory, at most: its monitor lends with these bounds, too
     /// (`docs/lending.md`, Memory and Processors).
     pub fn needs(&self) -> u64 {

@@ -245,17 +245,13 @@ impl Launcher {
         }
         self.decide();
         self.judge_failure();
-        let machines = self.fleet.machines.values();
-        let saves = machines.filter(|live| live.saved.is_some()).count();
-        if saves == 0 {
+        let mut machines = self.fleet.machines.values();
+        if !machines.any(|live| live.saved.is_some()) {
             return;
         }
-        if saves == self.fleet.machines.len() {
+        if self.all_saved() {
             self.record.phase = Phase::Saved;
-            let name = self.folder.name().to_owned();
-            self.say(&format!(
-                "all machines are saved: `weft mpi resume {name}` goes on from there"
-            ));
+            self.say_saved();
             return;
         }
         // A host came after some were saved. While others are being saved, no host has room.
@@ -370,6 +366,11 @@ impl Launcher {
         }
         // An earlier launcher's reason was before this one.
         let code = self.record.code.unwrap_or(code);
+        if self.is_in(Phase::Gathering) && self.all_saved() {
+            // None has gone on, so nothing is lost.
+            self.record.phase = Phase::Saved;
+            self.say_saved();
+        }
         let is_saved = self.is_in(Phase::Saved);
         self.ending = Some(Ending {
             code,
@@ -380,6 +381,18 @@ impl Launcher {
             self.record.code = Some(code);
             self.record.phase = Phase::Ending;
         }
+    }
+
+    fn all_saved(&self) -> bool {
+        let mut machines = self.fleet.machines.values();
+        machines.all(|live| live.saved.is_some())
+    }
+
+    fn say_saved(&mut self) {
+        let name = self.folder.name();
+        self.say(&format!(
+            "all machines are saved: `weft mpi resume {name}` goes on from there"
+        ));
     }
 
     pub(super) fn interrupted(&mut self) {

@@ -21,7 +21,7 @@ use weft_wire::keys;
 use super::door::{self, Guests};
 use super::fleet::{Fleet, LiveHost, LiveMachine, Underway};
 use super::folder::Folder;
-use super::options::{Options, SiteOptions};
+use super::options::{Changes, Options, SiteOptions};
 use super::program::{Shell, gateway_options, know_machines};
 use super::record::{Phase, Record};
 use super::site::{self, Ask};
@@ -37,8 +37,9 @@ const SAVES: f64 = 50e6;
 /// A new cluster. `program`: a file of this host that machines get.
 ///
 /// # Errors
-/// There is one of that name, or something that it needs is not there.
+/// There is one of that name, something that it needs is not there, or it asks for what cannot be.
 pub fn create(name: &str, options: Options, program: Option<PathBuf>) -> anyhow::Result<Launcher> {
+    options.check()?;
     let folder = Folder::of(name)?;
     folder.make()?;
     let made = begin(&folder, options, program);
@@ -78,8 +79,9 @@ pub fn attach(name: &str) -> anyhow::Result<Launcher> {
 /// Goes on with a cluster whose machines are saved.
 ///
 /// # Errors
-/// No such cluster exists, its launcher lives, or its machines are not saved.
-pub fn resume(name: &str) -> anyhow::Result<Launcher> {
+/// No such cluster exists, its launcher lives, its machines are not saved, or the changes do not
+/// fit it.
+pub fn resume(name: &str, changes: Changes) -> anyhow::Result<Launcher> {
     let folder = Folder::of(name)?;
     let lock = folder.lock()?;
     let mut record = Record::read(&folder)?;
@@ -95,6 +97,7 @@ pub fn resume(name: &str) -> anyhow::Result<Launcher> {
             saved.map_or("nowhere".into(), |saved| saved.display().to_string())
         );
     }
+    changes.apply(&mut record)?;
     record.phase = Phase::Gathering;
     let listener = listen(&record.options, record.port)?;
     open(&folder, lock, record, listener)

@@ -5,6 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::processes::Observer;
 use super::user::{Launcher, User};
@@ -47,8 +49,16 @@ pub fn resume(bench: &Bench<'_>) -> Result<String> {
     let observer = Observer::start(&user.tag, &user.state());
     let saves = user.folder.join("saves");
     let mut launcher = start(&user, 24, &saves.to_string_lossy(), LOG_PAIRS)?;
-    let mut output = String::new();
-    let mut times = 0;
+    launcher.must_end(121, PROGRAM_BOUND)?;
+    let mut output = launcher.output();
+    never_answers(&user)?;
+    // On two hosts instead of one.
+    let list = user.folder.join("two");
+    fs::write(&list, "two max=24\nthree max=24\n")?;
+    let list = list.to_string_lossy();
+    let again = ["resume", "c", "--hosts", "2", "--list", &list];
+    launcher = user.launch("c", &again)?;
+    let mut times = 1;
     loop {
         let code = launcher.ends_within(PROGRAM_BOUND)?;
         output += &launcher.output();
@@ -63,12 +73,36 @@ pub fn resume(bench: &Bench<'_>) -> Result<String> {
         ensure!(times < 15, "it is saved again and again");
         launcher = user.launch("c", &["resume", "c"])?;
     }
-    ensure!(times > 0, "it was never saved");
     ep::judge(&output, LOG_PAIRS, 2)?;
     let overruns = observer.seen().overruns;
     ensure!(overruns.is_empty(), "{}", overruns.join("\n"));
     user.nothing_left(false)?;
     Ok(format!("saved {times} times"))
+}
+
+/// Goes on on a host whose agent never comes, and is interrupted: the machines stay saved.
+fn never_answers(user: &User) -> Result<()> {
+    let list = user.folder.join("never");
+    fs::write(&list, "silent tail -n0 -f --\n")?;
+    let list = list.to_string_lossy();
+    user.refused(
+        &["resume", "c", "--batch", "x"],
+        1,
+        "--batch is for a cluster on Slurm or Grid Engine",
+    )?;
+    let mut launcher = user.launch("c", &["resume", "c", "--list", &list])?;
+    user.until(
+        &mut launcher,
+        "its host was asked for",
+        BOOT_BOUND,
+        |status| {
+            status.phase() == "gathering" && !status.0["hosts"].to_string().contains("\"job\":null")
+        },
+    )?;
+    kill(Pid::from_raw(launcher.pid()), Signal::SIGINT)?;
+    launcher.must_end(130, END_BOUND)?;
+    launcher.says("all machines are saved: `weft mpi resume c`")?;
+    user.nothing_left(true)
 }
 
 /// A file system that is mounted for a check.
