@@ -19,7 +19,7 @@
 //! Home (Disk)               ──▶    HomeReady | HomeFailed the slice has the file
 //!      (Prepare)            ──▶    HomeReady | HomeFailed later, at any time
 //!      (the last State)     ──▶    HomeTaken | HomeFailed
-//!      (LetGo)              ──▶    HomeRuns | HomeFailed  the slice has ended
+//!      (LetGo)              ──▶    HomeRuns | HomeFailed  the slice stands, and ends
 //!      (GiveUp)             ──▶    HomeFailed             the process has ended
 //!                           ◀──    Said, Ended, Leaving,  at any time after Start
 //!                                WantedBack

@@ -32,6 +32,8 @@ use crate::spawn::{
 
 /// How long the link to a node that joins may take to come: its host is asked and starts it.
 const JOIN_LINK_BOUND: Duration = Duration::from_secs(60);
+/// How long its threads may take to stand; then it is ended at once.
+const HALT_BOUND: Duration = Duration::from_millis(100);
 
 /// Why a slice was not started.
 #[derive(Debug, thiserror::Error)]
@@ -332,6 +334,11 @@ impl LentSlice {
         let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
         let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
         Some(pages * PAGE_BYTES)
+    }
+
+    /// Whether it stands from now on, and executes nothing more.
+    pub fn halt(&self) -> bool {
+        self.process.halt(HALT_BOUND)
     }
 
     /// Ends it: home has gone, or wants it gone. Why it had ended before that, if it had

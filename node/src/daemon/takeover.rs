@@ -9,9 +9,10 @@
 //!     └── failed, late: killed ──────────────┘
 //! ```
 //!
-//! Invariants: the slice whose memory it takes has ended before it is let go, so that no vCPU
-//! runs twice. Once it has the whole state, node 0 goes on only if this daemon says that the
-//! process has ended; so the machine goes on here if node 0 is not heard of again.
+//! Invariants: before it is let go the slice whose memory it takes stands, and never goes on, or
+//! has ended, so that no vCPU runs twice. Once it has the whole state, node 0 goes on only if this
+//! daemon says that the process has ended; so the machine goes on here if node 0 is not heard of
+//! again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -206,7 +207,7 @@ impl Takeover {
             links: Vec::new(),
         };
         let (socket, theirs) = sys::packet_pair().map_err(TakeoverError::Start)?;
-        // This program, whatever has its path meanwhile. It leaves this session by itself.
+        // This program, whatever has its path meanwhile. It leaves this process group by itself.
         let process = Command::new("/proc/self/exe")
             .arg0("weft")
             .args(["vm", "take-home"])
@@ -307,7 +308,7 @@ impl Takeover {
         self.since = Instant::now();
     }
 
-    /// Lets the machine go on, whose slice has ended, with what was reserved for that. Waits
+    /// Lets the machine go on, whose slice stands or has ended, with what was reserved for that. Waits
     /// until its guest runs.
     pub fn let_go(
         mut self,

@@ -306,6 +306,36 @@ mod tests {
     }
 
     #[test]
+    fn what_is_halted_executes_nothing_and_can_be_killed() {
+        let signals = SignalState::save(&[]);
+        let arguments = ["sh".into(), "-c".into(), "while :; do :; done".into()];
+        let role = Role::Home {
+            arguments: &arguments,
+            signals: &signals,
+        };
+        let mut busy = start(&executable("/bin/sh"), &role).unwrap();
+        // Fields 14 and 15 of /proc/PID/stat: its processor time.
+        let time = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", busy.pid())).unwrap();
+            let fields = stat.rsplit_once(')').unwrap().1;
+            let fields: Vec<&str> = fields.split_whitespace().collect();
+            (
+                fields[0].to_owned(),
+                fields[11].to_owned(),
+                fields[12].to_owned(),
+            )
+        };
+        assert!(busy.halt(Duration::from_secs(5)));
+        let before = time();
+        assert_eq!(before.0, "T");
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(time(), before);
+        assert_eq!(busy.kill().unwrap(), Ended::Signaled(libc::SIGKILL));
+        // It has ended.
+        assert!(!busy.halt(Duration::from_millis(1)));
+    }
+
+    #[test]
     fn a_runtime_that_does_not_end_is_killed() {
         let signals = SignalState::save(&[]);
         let arguments = ["sleep".into(), "60".into()];

@@ -2,13 +2,16 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_proc::boot::{
     EXIT_INTERNAL, EXIT_NO_ROOM, EXIT_NODE_LOST, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP,
 };
 
 use crate::{oom, sys};
+
+/// Between two looks at whether it has stopped.
+const LOOK: Duration = Duration::from_micros(100);
 
 /// A process that was started and not yet seen to end. Dropped while it runs,
 /// it is killed and reaped.
@@ -160,6 +163,35 @@ impl Process {
             return Ok(ended);
         }
         self.kill()
+    }
+
+    /// Stops all of its threads; false if they do not stand within `bound`. It executes nothing
+    /// more, unless it gets SIGCONT, and ends by SIGKILL as ever.
+    pub fn halt(&self, bound: Duration) -> bool {
+        let deadline = Instant::now() + bound;
+        if self.signal(libc::SIGSTOP).is_err() {
+            return false;
+        }
+        loop {
+            match self.stopped_or_ended() {
+                Some(libc::CLD_STOPPED) => return true,
+                None if Instant::now() <= deadline => std::thread::sleep(LOOK),
+                _ => return false,
+            }
+        }
+    }
+
+    /// How the last of its threads has stopped or ended, as `si_code` says it (sigaction(2)).
+    fn stopped_or_ended(&self) -> Option<i32> {
+        // SAFETY: a structure of integers, for which zero is a value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let flags = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
+        // SAFETY: a pid that is ours until it is reaped, and a structure that the call fills.
+        let asked =
+            unsafe { libc::waitid(libc::P_PID, self.pid as libc::id_t, &raw mut info, flags) };
+        // SAFETY: the call has filled it, or it is zero.
+        let is_news = asked == 0 && unsafe { info.si_pid() } == self.pid;
+        is_news.then_some(info.si_code)
     }
 
     /// Kills and reaps it.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::{Session, SessionError};
 use crate::consent::{Lender, NewFile};
+use crate::daemon::slice::LentSlice;
 use crate::daemon::takeover::{HomePart, Progress, Takeover, TakeoverError};
 use crate::error::sentence;
 use crate::monitor_protocol::HomeStep;
@@ -36,10 +37,7 @@ impl Session<'_> {
                 let taken = takeover.and_then(|takeover| takeover.take(request, &home.step));
                 taken.map(|()| None)
             }
-            HomeStep::LetGo => {
-                let gone = self.let_home_go();
-                gone.map(|()| Some(DaemonReply::HomeRuns { request }))
-            }
+            HomeStep::LetGo => self.let_home_go(Some(request)).map(|()| None),
             HomeStep::GiveUp => Err(TakeoverError::GivenUp),
         };
         done.unwrap_or_else(|error| Some(self.home_failed(request, &error)))
@@ -85,14 +83,26 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The slice ends first: no vCPU runs twice.
-    fn let_home_go(&mut self) -> Result<(), TakeoverError> {
+    /// The slice stands first: no vCPU runs twice. It ends when the machine runs again, and the
+    /// launcher, if it has asked for this by a `request`, knows that: the kernel takes some
+    /// milliseconds to give its mappings back.
+    fn let_home_go(&mut self, request: Option<u64>) -> Result<(), TakeoverError> {
         let takeover = self.takeover.take().filter(Takeover::is_taken);
         let takeover = takeover.ok_or(TakeoverError::NotPrepared)?;
         self.disks.drain(..).for_each(NewFile::keep);
+        if !self.slice.as_ref().is_some_and(LentSlice::halt) {
+            self.end_slice();
+        }
+        let reserved = self.reserved.take().ok_or(TakeoverError::NoSlice);
+        let gone = reserved.and_then(|reserved| takeover.let_go(self.daemon, reserved.reservation));
+        if gone.is_ok()
+            && let Some(request) = request
+        {
+            // A connection that has ended is seen in the next turn.
+            let _ = self.send(&DaemonReply::HomeRuns { request });
+        }
         self.end_slice();
-        let reserved = self.reserved.take().ok_or(TakeoverError::NoSlice)?;
-        takeover.let_go(self.daemon, reserved.reservation)?;
+        gone?;
         self.say("its machine goes on here, and is this host's now");
         Ok(())
     }
@@ -129,7 +139,7 @@ impl Session<'_> {
         };
         let settled = match takeover.await_taken() {
             Ok(false) => Err(TakeoverError::GivenUp),
-            Ok(true) => self.let_home_go(),
+            Ok(true) => self.let_home_go(None),
             Err(error) => Err(error),
         };
         self.takeover = None;
