@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
+use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, setpgid, setsid};
 use weft_api::client::Client;
 use weft_api::{State, VmView};
 use weft_machine::CHECKPOINT_SECONDS_MAX;
@@ -75,8 +75,8 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
             if options.name.is_none() {
                 plan.name = pid;
             }
-            let detached = detach(&log);
-            // Outside the terminal's session. A signal that came meanwhile ends it here.
+            let detached = detach(&log, keeper.is_some());
+            // Outside the terminal's group. A signal that came meanwhile ends it here.
             signals.give_back();
             drop(signals);
             match detached {
@@ -104,9 +104,14 @@ pub fn log_path(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}.log"))
 }
 
-/// Leaves the session and the terminal.
-pub fn detach(log: &Path) -> anyhow::Result<()> {
-    setsid().context("cannot make a session")?;
+/// Leaves the terminal's process group, and the session unless a keeper ends the machine. Where the
+/// kernel shares processors between sessions (sched(7), autogroups), those of a keeper's machines
+/// would wait for each other in a move.
+pub fn detach(log: &Path, has_keeper: bool) -> anyhow::Result<()> {
+    match has_keeper {
+        true => setpgid(Pid::from_raw(0), Pid::from_raw(0)).context("cannot make a group")?,
+        false => setsid().map(drop).context("cannot make a session")?,
+    }
     let nothing = File::open("/dev/null").context("cannot open /dev/null")?;
     // An earlier launcher with this pid may have left one.
     let log = OpenOptions::new()

@@ -56,7 +56,7 @@ pub fn run(started: Instant) -> anyhow::Result<ExitCode> {
         let directory = registry::directory()?;
         let files = BootFiles::receive(&daemon, &directory.join(&plan.name), &order.files)?;
         plan.reboot = files.replace(&mut plan.configuration);
-        detach(&log_path(&directory, &plan.name))?;
+        detach(&log_path(&directory, &plan.name), keeper.is_some())?;
         let made = registry.files().into_iter().chain(files.0.iter().cloned());
         kept::end_with(keeper, &plan.name, made.collect())?;
         Ok((plan, registry, files))

@@ -97,18 +97,23 @@ fn become_node(image: &Image, control: RawFd, console: bool) -> Result<(), i32> 
     }
 }
 
-/// Leaves everything of the launcher behind: session, directory, descriptors,
+/// Leaves everything of the launcher behind but its session: process group, directory, descriptors,
 /// signals, and where possible the file system and the user.
 fn become_slice(image: &Image, control: RawFd, keeps_errors: bool) -> Result<(), i32> {
     // SAFETY: integers and pointers to memory owned by `image` or this frame;
     // every call is async-signal-safe.
     unsafe {
-        libc::setsid();
+        // Not a session: where the kernel shares processors between sessions (sched(7), autogroups),
+        // what slices say to each other would wait for pages that they copy.
+        checked(libc::setpgid(0, 0))?;
         let mut empty: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut empty);
         for signal in 1..32 {
             libc::signal(signal, libc::SIG_DFL);
         }
+        // Its standard error may be the session's terminal, which may stop who writes from behind
+        // (`stty tostop`).
+        libc::signal(libc::SIGTTOU, libc::SIG_IGN);
         checked(libc::pthread_sigmask(
             libc::SIG_SETMASK,
             &empty,
