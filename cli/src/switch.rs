@@ -13,6 +13,8 @@ use crate::args::SwitchArgs;
 /// Runs until standard input ends.
 pub fn run(args: SwitchArgs) -> anyhow::Result<ExitCode> {
     let machines = socket(args.machines.into())?;
+    // Machines wait for it, beside vCPUs that want the processors, too.
+    weft_confine::time_slice::shorten();
     let options = Options::with_key_file(args.listen, machines, &args.key)?;
     let (input, output) = (std::io::stdin(), std::io::stdout());
     shell::run(options, input.as_fd(), output.as_fd())?;

@@ -27,7 +27,7 @@ mod limits;
 pub mod privilege;
 mod rules;
 mod starting;
-mod time_slice;
+pub mod time_slice;
 mod violation;
 
 use std::collections::BTreeMap;
@@ -85,9 +85,9 @@ pub enum ThreadKind {
 }
 
 impl ThreadKind {
-    /// Whether vCPUs, here or on other hosts, wait for what it does.
+    /// Whether vCPUs, here or on other hosts, or a machine that stands, wait for what it does.
     fn serves_others(self) -> bool {
-        matches!(self, Self::Device | Self::Link)
+        matches!(self, Self::Main | Self::Network | Self::Device | Self::Link)
     }
 
     /// Every kind.
