@@ -51,11 +51,12 @@ impl BatchSystem for GridEngine {
     fn ask(&self, wanted: &Wanted) -> Result<JobId, BatchError> {
         let output = call("qsub")
             .arguments(["-terse", "-notify", "-r", "n", "-S", "/bin/sh", "-j", "y"])
-            .arguments(["-N", &wanted.name])
             .arguments(["-l", &format!("h_rt={}", wanted.time.as_secs().max(1))])
             .arguments(["-o".as_ref(), wanted.output.as_os_str()])
             .arguments(["-wd".as_ref(), wanted.folder().as_os_str()])
             .arguments(&wanted.options)
+            // It is found by this name, whatever the options say.
+            .arguments(["-N", &wanted.name])
             .input(wanted.script())
             .run()
             .and_then(done)?;
@@ -74,10 +75,9 @@ impl BatchSystem for GridEngine {
         Ok(job::of_each(ids, found, SYSTEM))
     }
 
-    fn find(&self, name: &str) -> Result<Vec<JobId>, BatchError> {
+    fn names(&self) -> Result<Vec<(String, JobId)>, BatchError> {
         let found = read_jobs(&list()?)?.into_iter();
-        let found = found.filter(|(_, its, _)| its == name);
-        Ok(found.map(|(id, ..)| id).collect())
+        Ok(found.map(|(id, name, _)| (name, id)).collect())
     }
 
     fn extend(&self, _: &JobId, _: SystemTime) -> Result<(), BatchError> {

@@ -32,9 +32,9 @@ pub trait BatchSystem: Send {
     /// The state of each of these jobs. A job that the system does not know any more has ended.
     fn jobs(&self, ids: &[JobId]) -> Result<BTreeMap<JobId, Job>, BatchError>;
 
-    /// The user's jobs of that name that wait or run. What a caller asked for that ended before it
-    /// heard the answer is found so.
-    fn find(&self, name: &str) -> Result<Vec<JobId>, BatchError>;
+    /// The user's jobs that wait or run, with their names. What a caller asked for that ended
+    /// before it heard the answer is found so.
+    fn names(&self) -> Result<Vec<(String, JobId)>, BatchError>;
 
     /// Asks for a later end of a job that runs.
     fn extend(&self, id: &JobId, until: SystemTime) -> Result<(), BatchError>;

@@ -217,15 +217,16 @@ impl BatchSystem for Local {
         ids.iter().map(job).collect()
     }
 
-    fn find(&self, name: &str) -> Result<Vec<JobId>, BatchError> {
-        let ids = self.numbers()?.into_iter();
-        let ids = ids.filter_map(|number| JobId::new(&number.to_string()));
-        let is_it = |id: &JobId| {
-            let record = self.record(id)?;
-            Ok(record.is_some_and(|record| record.name == name && record.is_running()))
-        };
-        ids.filter_map(|id| is_it(&id).map(|is_it| is_it.then_some(id)).transpose())
-            .collect()
+    fn names(&self) -> Result<Vec<(String, JobId)>, BatchError> {
+        let mut named = Vec::new();
+        for number in self.numbers()? {
+            let Some(id) = JobId::new(&number.to_string()) else {
+                continue;
+            };
+            let record = self.record(&id)?.filter(Record::is_running);
+            named.extend(record.map(|record| (record.name, id)));
+        }
+        Ok(named)
     }
 
     fn extend(&self, _: &JobId, _: SystemTime) -> Result<(), BatchError> {

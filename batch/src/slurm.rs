@@ -56,13 +56,14 @@ impl BatchSystem for Slurm {
                 "--exclusive",
                 "--no-requeue",
             ])
-            .argument(format!("--job-name={}", wanted.name))
             .argument(format!("--time={minutes}"))
             // To the script alone, which is the program by then.
             .argument(format!("--signal=B:USR1@{}", wanted.warning.as_secs()))
             .arguments(["--output".as_ref(), wanted.output.as_os_str()])
             .arguments(["--chdir".as_ref(), wanted.folder().as_os_str()])
             .arguments(&wanted.options)
+            // It is found by this name, whatever the options say.
+            .argument(format!("--job-name={}", wanted.name))
             .input(wanted.script())
             .run()
             .and_then(done)?;
@@ -90,17 +91,18 @@ impl BatchSystem for Slurm {
         Ok(job::of_each(ids, found.collect::<Result<_, _>>()?, SYSTEM))
     }
 
-    fn find(&self, name: &str) -> Result<Vec<JobId>, BatchError> {
+    fn names(&self) -> Result<Vec<(String, JobId)>, BatchError> {
         // Without --states it shows jobs that wait, run or complete.
         let output = call("squeue")
-            .arguments(["--noheader", "--me", "--format=%i"])
-            .argument(format!("--name={name}"))
+            .arguments(["--noheader", "--me", "--format=%i|%j"])
             .run()
             .and_then(done)?;
-        Ok(output
-            .lines()
-            .filter_map(|id| JobId::new(id.trim()))
-            .collect())
+        let named = output.lines().filter_map(|line| {
+            let (id, name) = line.split_once('|')?;
+            // An array that waits has a name like 7_[1-3], and is none of ours.
+            Some((name.to_owned(), JobId::new(id)?))
+        });
+        Ok(named.collect())
     }
 
     /// Most sites let operators alone do this.

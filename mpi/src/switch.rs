@@ -54,7 +54,7 @@ impl Switch {
         let Some(address) = address else {
             let _ = process.kill();
             let _ = process.wait();
-            bail!("the switch did not start: its messages say why");
+            bail!("the switch did not start");
         };
         // So that it can go on writing.
         let read = move || while let Some(Ok(_)) = reports.next() {};

@@ -116,6 +116,9 @@ struct Options {
     /// How often the MPI program of --mpi-seconds runs.
     #[arg(long, default_value_t = 1)]
     mpi_rounds: usize,
+    /// How many of these run at once; each has a smaller program then.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=8))]
+    mpi_at_once: u64,
     /// Seed of the random moments; the clock when absent.
     #[arg(long)]
     seed: Option<u64>,
@@ -197,6 +200,7 @@ impl Options {
             images: self.machines().images,
             long: self.long,
             rounds: self.mpi_rounds,
+            at_once: self.mpi_at_once as usize,
             seconds: self.mpi_seconds,
             moments: self.moments,
             names: self.names.clone(),

@@ -38,8 +38,6 @@ pub struct LiveHost {
     /// The launcher that asked for it ended before it knew the job: it is looked for by its name,
     /// to give it back.
     pub is_stray: bool,
-    /// When it was looked for last.
-    pub sought: Option<Instant>,
 }
 
 impl LiveHost {
@@ -60,8 +58,12 @@ impl LiveHost {
             offer: None,
             seen: Vec::new(),
             is_stray: false,
-            sought: None,
         }
+    }
+
+    /// Whether its job is looked for.
+    pub fn is_sought(&self) -> bool {
+        self.is_stray && self.job.is_none()
     }
 
     /// Whether its agent has answered, and the batch system has said where it is.
@@ -115,6 +117,10 @@ pub struct LiveMachine {
     pub unseen_since: Option<Instant>,
     /// Where it was saved.
     pub saved: Option<std::path::PathBuf>,
+    /// Where it went on from, until the program runs again.
+    pub went_on_from: Option<std::path::PathBuf>,
+    /// How often it could not go on from there, one time after the other.
+    pub failures: u32,
 }
 
 impl LiveMachine {

@@ -2,12 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use weft_batch::CALL_BOUND;
 use weft_malleable::{HostId, MachineId};
 
 use super::door::AgentEvent;
 use super::fleet::LiveMachine;
-use super::options::SiteOptions;
 use super::record::Phase;
 use super::site::Ask;
 use super::{Launcher, PEERS_SETTLE, network};
@@ -19,11 +17,6 @@ const UNSEEN_MAX: Duration = Duration::from_secs(60);
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A job that was given back may not have ended: the batch system may not have answered.
 const GIVE_BACK_AGAIN: Duration = Duration::from_secs(10);
-/// How long the agent of a reservation is awaited whose launcher ended before it knew the job. The
-/// door sends one away that comes later.
-const STRAY_MAX: Duration = Duration::from_secs(5);
-/// Between two looks for its job.
-const SEEK_AGAIN: Duration = Duration::from_secs(2);
 /// A job that has ended is a host that is lost, if no agent answers this long.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
@@ -189,16 +182,10 @@ impl Launcher {
 
     /// Gives jobs back whose agents have ended, and forgets those that have ended.
     pub(super) fn tidy(&mut self) {
+        self.seek();
         let now = Instant::now();
         let mut gone = Vec::new();
         let mut lost = Vec::new();
-        let mut strays = Vec::new();
-        let stray_max = match self.record.options.site {
-            // An agent of a list comes at once.
-            SiteOptions::Local(_) => STRAY_MAX,
-            // Its command may still be at work.
-            SiteOptions::Slurm { .. } | SiteOptions::GridEngine { .. } => CALL_BOUND + STRAY_MAX,
-        };
         for (id, host) in &mut self.fleet.hosts {
             let silent = host.writer.is_none();
             if let Some(since) = host.closing
@@ -210,17 +197,6 @@ impl Launcher {
                 host.given_back = Some(now);
                 let _ = self.site.send(Ask::GiveBack(job.clone()));
             }
-            if host.is_stray
-                && host.job.is_none()
-                && let Some(since) = host.closing
-            {
-                if now - since > stray_max {
-                    gone.push(*id);
-                } else if host.sought.is_none_or(|at| now - at > SEEK_AGAIN) {
-                    host.sought = Some(now);
-                    strays.push(*id);
-                }
-            }
             if let Some((_, since)) = host.ended
                 && silent
             {
@@ -230,12 +206,6 @@ impl Launcher {
                     None => {}
                 }
             }
-        }
-        for id in strays {
-            let _ = self.site.send(Ask::Find {
-                reservation: id.0,
-                name: self.job_name(id),
-            });
         }
         for id in lost {
             self.lose_host(id);
@@ -292,8 +262,6 @@ impl Launcher {
         self.guests.forget(id.0);
         // It may have been read by its agent or not: it is of no use any more.
         let _ = std::fs::remove_file(self.folder.file(&format!("token-{}", id.0)));
-        let jobs = self.fleet.hosts.values();
-        let jobs = jobs.filter_map(|host| host.job.clone()).collect();
-        let _ = self.site.send(Ask::Watch(jobs));
+        self.watch();
     }
 }

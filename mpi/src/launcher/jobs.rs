@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use weft_batch::{Job, JobId, Wanted};
+use weft_batch::{CALL_BOUND, Job, JobId, Wanted};
 use weft_malleable::HostId;
 
 use super::Launcher;
@@ -20,6 +20,11 @@ const TIMES_WORTH: u32 = 4;
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// A cluster without a host gives up after as many hosts that cannot be used.
 const MISSES_MAX: u32 = 5;
+/// How long the agent of a reservation is awaited whose launcher ended before it knew the job. The
+/// door sends one away that comes later.
+const STRAY_MAX: Duration = Duration::from_secs(5);
+/// Between two looks for its job.
+const SEEK_AGAIN: Duration = Duration::from_secs(2);
 /// A warning of the batch system comes this much before the end, if it can do that.
 const WARNING: Duration = Duration::from_secs(60);
 
@@ -122,17 +127,54 @@ impl Launcher {
         format!("weft-{}-{key:08x}-{}", self.folder.name(), id.0)
     }
 
-    /// The launcher that asked for it ended before it knew the job.
-    pub(super) fn found(&mut self, id: HostId, job: JobId) {
-        let stray = self.fleet.hosts.get_mut(&id).filter(|host| host.is_stray);
-        let Some(host) = stray.filter(|host| host.job.is_none()) else {
+    /// Looks for the jobs of strays, one look at a time.
+    pub(super) fn seek(&mut self) {
+        let mut hosts = self.fleet.hosts.values();
+        let is_due = self.seeks_at.is_some_and(|at| Instant::now() >= at);
+        if is_due && hosts.any(LiveHost::is_sought) {
+            self.seeks_at = None;
+            let _ = self.site.send(Ask::Names);
+        }
+    }
+
+    /// The user's jobs have these names. A stray without one has none, if its launcher's command
+    /// was over by then.
+    pub(super) fn found(&mut self, names: Option<(Instant, Vec<(String, JobId)>)>) {
+        self.seeks_at = Some(Instant::now() + SEEK_AGAIN);
+        let Some((begun, names)) = names else {
             return;
         };
-        host.job = Some(job.clone());
-        host.leaves = true;
-        self.say(&format!(
-            "job {job} was asked for by a launcher that has ended, and goes back"
-        ));
+        let patience = match self.record.options.site {
+            // An agent of a list comes at once.
+            SiteOptions::Local(_) => STRAY_MAX,
+            SiteOptions::Slurm { .. } | SiteOptions::GridEngine { .. } => CALL_BOUND + STRAY_MAX,
+        };
+        let strays = self.fleet.hosts.iter().filter(|(_, host)| host.is_sought());
+        let strays: Vec<(HostId, Option<Instant>)> =
+            strays.map(|(id, host)| (*id, host.closing)).collect();
+        for (id, since) in strays {
+            let name = self.job_name(id);
+            let job = names.iter().find(|(its, _)| *its == name);
+            match (job, self.fleet.hosts.get_mut(&id)) {
+                (Some((_, job)), Some(host)) => {
+                    host.job = Some(job.clone());
+                    host.leaves = true;
+                    self.say(&format!(
+                        "job {job} was asked for by a launcher that has ended, and goes back"
+                    ));
+                    self.watch();
+                }
+                _ if since.is_none_or(|since| begun > since + patience) => self.forget(id),
+                _ => {}
+            }
+        }
+    }
+
+    /// The batch system is asked about the jobs of all hosts.
+    pub(super) fn watch(&self) {
+        let jobs = self.fleet.hosts.values();
+        let jobs = jobs.filter_map(|host| host.job.clone()).collect();
+        let _ = self.site.send(Ask::Watch(jobs));
     }
 
     pub(super) fn asked(&mut self, id: HostId, result: Result<JobId, Refusal>) {

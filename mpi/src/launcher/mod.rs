@@ -78,11 +78,9 @@ enum Event {
         result: Result<JobId, Refusal>,
     },
     Jobs(Result<BTreeMap<JobId, Job>, String>),
-    /// The job of a reservation for which another launcher asked.
-    Found {
-        reservation: u32,
-        job: JobId,
-    },
+    /// The user's jobs by their names, and when they were looked at; `None`: the batch system does
+    /// not answer.
+    Names(Option<(Instant, Vec<(String, JobId)>)>),
     Request {
         request: Request,
         answer: Sender<Answer>,
@@ -120,6 +118,8 @@ pub struct Launcher {
     settles_at: Instant,
     /// No host is asked for before: the batch system refused.
     asks_at: Instant,
+    /// Jobs of strays are not looked for before; `None`: a look is under way.
+    seeks_at: Option<Instant>,
     /// Hosts in a row that could not be used, or whose jobs ended before their agents came.
     misses: u32,
     /// What is wrong with the batch system.
@@ -174,7 +174,7 @@ impl Launcher {
                 result,
             } => self.asked(HostId(reservation), result),
             Event::Jobs(jobs) => self.jobs(jobs),
-            Event::Found { reservation, job } => self.found(HostId(reservation), job),
+            Event::Names(names) => self.found(names),
             Event::Request { request, answer } => self.request(request, &answer),
             Event::Program(event) => self.program(event),
             Event::Signal => self.interrupted(),

@@ -12,6 +12,8 @@ use crate::control::{Outcome, Task, ToAgent};
 
 /// After something failed with a machine.
 const REST: Duration = Duration::from_secs(2);
+/// A machine that could not go on from its file so often, before the program runs, is given up.
+const RESTORES_MAX: u32 = 5;
 
 impl Launcher {
     /// Carries out what is best now.
@@ -170,7 +172,9 @@ impl Launcher {
                     false => underway.hosts().zip(0..).collect(),
                 };
                 live.at = underway.to;
-                self.record.used_saves.extend(live.saved.take());
+                live.failures = 0;
+                live.went_on_from = live.saved.take();
+                self.record.used_saves.extend(live.went_on_from.clone());
             }
             Task::Reshape { .. } => self.reshaped(&underway, &outcome),
             Task::Move { to, .. } => {
@@ -209,11 +213,26 @@ impl Launcher {
         sentence
     }
 
+    /// While the program waits for it, it is not tried for ever: all stay saved then.
+    fn not_restored(&mut self, machine: MachineId, why: &str) {
+        let live = self.fleet.machines.get_mut(&machine);
+        let failures = live.map_or(0, |live| {
+            live.failures += 1;
+            live.failures
+        });
+        match failures >= RESTORES_MAX && self.can_stay_saved() {
+            true => self.end(EXIT_NOT_STARTED, why),
+            false => self.say(why),
+        }
+    }
+
     fn failed(&mut self, machine: MachineId, underway: &Underway, why: &str) {
         let name = network::name(machine.0);
         match &underway.task {
             Task::Start(_) => self.end(EXIT_NOT_STARTED, &format!("{name} did not start: {why}")),
-            Task::Restore { .. } => self.say(&format!("{name} did not go on: {why}")),
+            Task::Restore { .. } => {
+                self.not_restored(machine, &format!("{name} did not go on: {why}"))
+            }
             Task::Move { to, .. } => self.say(&format!("{name} did not move to {to}: {why}")),
             Task::Reshape { .. } => self.say(&format!("{name} did not change its hosts: {why}")),
             Task::Save { .. } => self.say(&format!("{name} was not saved: {why}")),

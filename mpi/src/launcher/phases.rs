@@ -68,11 +68,7 @@ impl Launcher {
         if usable.is_empty() {
             self.gathering_since = Instant::now();
         }
-        let awaited = self.fleet.hosts.values().filter(|host| host.is_awaited());
-        let wanted = self.record.wanted.max(self.least_hosts());
-        for _ in usable.len() + awaited.count()..wanted {
-            self.ask();
-        }
+        self.ask_for_hosts(usable.len());
         let is_late = self.gathering_since.elapsed() > self.record.options.wait;
         let have = usable.len();
         let waits = have < self.record.wanted && !is_late;
@@ -93,6 +89,15 @@ impl Launcher {
             return self.end(EXIT_NOT_STARTED, &why);
         }
         self.record.phase = Phase::Booting;
+    }
+
+    /// So many have come.
+    fn ask_for_hosts(&mut self, usable: usize) {
+        let awaited = self.fleet.hosts.values().filter(|host| host.is_awaited());
+        let wanted = self.record.wanted.max(self.least_hosts());
+        for _ in usable + awaited.count()..wanted {
+            self.ask();
+        }
     }
 
     /// Hosts for machines, with the bytes that are free there.
@@ -208,6 +213,10 @@ impl Launcher {
         {
             return self.end(EXIT_NOT_STARTED, &why);
         }
+        let mut machines = self.fleet.machines.values();
+        if machines.any(|live| live.at.is_none() && live.task.is_none()) {
+            self.ask_for_hosts(usable.len());
+        }
         let mut new = Vec::new();
         for (id, live) in &mut self.fleet.machines {
             if live.at.is_some() && !live.is_awaited {
@@ -227,6 +236,9 @@ impl Launcher {
         }
         if all_are_placed && self.fleet.machines.values().all(|live| live.ready) {
             self.record.phase = Phase::Running;
+            for live in self.fleet.machines.values_mut() {
+                live.went_on_from = None;
+            }
             let seconds = self.epoch.elapsed().as_secs_f64();
             self.say(&format!("all machines are ready after {seconds:.1} s"));
         }
@@ -366,11 +378,17 @@ impl Launcher {
         }
         // An earlier launcher's reason was before this one.
         let code = self.record.code.unwrap_or(code);
-        if self.is_in(Phase::Gathering) && self.all_saved() {
-            // None has gone on, so nothing is lost.
-            self.record.phase = Phase::Saved;
-            self.say_saved();
-        }
+        let code = match self.can_stay_saved() {
+            true => {
+                self.stay_saved();
+                if code == EXIT_INTERRUPTED {
+                    code
+                } else {
+                    EXIT_SAVED
+                }
+            }
+            false => code,
+        };
         let is_saved = self.is_in(Phase::Saved);
         self.ending = Some(Ending {
             code,
@@ -388,6 +406,29 @@ impl Launcher {
         machines.all(|live| live.saved.is_some())
     }
 
+    /// Whether nothing is lost if all go back to the files that they were saved in: nobody outside
+    /// has heard of what those have done that went on from there.
+    pub(super) fn can_stay_saved(&self) -> bool {
+        let mut machines = self.fleet.machines.values();
+        matches!(self.record.phase, Phase::Gathering | Phase::Booting)
+            && machines.all(|live| live.saved.is_some() || live.went_on_from.is_some())
+    }
+
+    fn stay_saved(&mut self) {
+        for live in self.fleet.machines.values_mut() {
+            // What an agent says of it from now on is of no use.
+            live.task = None;
+            live.at = None;
+            live.nodes.clear();
+            if let Some(saved) = live.went_on_from.take() {
+                self.record.used_saves.retain(|used| *used != saved);
+                live.saved = Some(saved);
+            }
+        }
+        self.record.phase = Phase::Saved;
+        self.say_saved();
+    }
+
     fn say_saved(&mut self) {
         let name = self.folder.name();
         self.say(&format!(
@@ -398,7 +439,7 @@ impl Launcher {
     pub(super) fn interrupted(&mut self) {
         self.interrupts += 1;
         match self.interrupts {
-            1 => self.end(EXIT_INTERRUPTED, "interrupted: the cluster ends"),
+            1 => self.end(EXIT_INTERRUPTED, "interrupted"),
             _ => {
                 if let Some(ending) = &mut self.ending {
                     ending.since = Instant::now().checked_sub(END_MAX).unwrap_or(ending.since);

@@ -74,8 +74,12 @@ impl Launcher {
             Request::Shrink(count) => self.shrink(count),
             Request::Release(name) => self.release(&name),
             Request::Exit => {
+                let answer = match self.can_stay_saved() {
+                    true => "its machines stay saved, and `weft mpi forget` gives them up",
+                    false => "the cluster ends",
+                };
                 self.end(0, "the user ends the cluster");
-                Answer::Done("the cluster ends".into())
+                Answer::Done(answer.into())
             }
             Request::Deploy(file) => {
                 self.deploy(file, answer.clone());

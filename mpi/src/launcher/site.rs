@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use weft_batch::{BatchSystem, GridEngine, JobId, Local, LocalHost, Slurm, Wanted};
@@ -25,11 +25,8 @@ pub enum Ask {
     /// These jobs are the cluster's.
     Watch(Vec<JobId>),
     GiveBack(JobId),
-    /// The job that another launcher may have asked for under this name.
-    Find {
-        reservation: u32,
-        name: String,
-    },
+    /// What the user's jobs are called.
+    Names,
 }
 
 /// Why there is no host.
@@ -111,17 +108,10 @@ impl Site {
                 // The look at all jobs shows whether it has ended; it is asked for again if not.
                 let _ = self.system.give_back(&job);
             }
-            Ok(Ask::Find { reservation, name }) => {
-                // It is looked for again.
-                let found = self.system.find(&name).unwrap_or_default();
-                let found = found.into_iter().next();
-                return match found {
-                    Some(job) => {
-                        self.jobs.push(job.clone());
-                        self.events.send(Event::Found { reservation, job }).is_ok()
-                    }
-                    None => true,
-                };
+            Ok(Ask::Names) => {
+                let begun = Instant::now();
+                let names = self.system.names().ok().map(|names| (begun, names));
+                return self.events.send(Event::Names(names)).is_ok();
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return false,

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -29,6 +29,9 @@ use super::{Event, Launcher, archive, requests};
 use crate::switch::Switch;
 
 const KEY_FILE: &str = "launcher.key";
+/// How long the switch of a launcher that was killed may take to end, on a busy host.
+const SWITCH_ENDS_MAX: Duration = Duration::from_secs(5);
+const SWITCH_AGAIN: Duration = Duration::from_millis(50);
 /// Bytes a second between hosts, until moves have shown it.
 const LINK: f64 = 100e6;
 /// Bytes a second to the folder for saved machines.
@@ -180,13 +183,7 @@ fn open(
     let key = keys.public();
     let addresses = addresses(options, record.port)?;
     let any_port = SocketAddr::new(listener.local_addr()?.ip(), 0).to_string();
-    let messages = File::create(folder.file("switch.log"))?;
-    let (switch, switch_address) = Switch::start(
-        &any_port,
-        folder.switch().as_os_str(),
-        &key_file,
-        messages.into(),
-    )?;
+    let (switch, switch_address) = start_switch(&any_port, folder, &key_file)?;
     let switch_port = switch_address
         .rsplit(':')
         .next()
@@ -230,6 +227,7 @@ fn open(
         peers: Vec::new(),
         settles_at: now,
         asks_at: now,
+        seeks_at: Some(now),
         misses: 0,
         trouble: None,
         log: VecDeque::new(),
@@ -240,6 +238,30 @@ fn open(
         program_failed: None,
         record,
     })
+}
+
+/// The switch of a launcher that was killed just now has to end first.
+fn start_switch(
+    listen: &str,
+    folder: &Folder,
+    key_file: &Path,
+) -> anyhow::Result<(Switch, String)> {
+    let begun = Instant::now();
+    loop {
+        let messages = File::create(folder.file("switch.log"))?;
+        let machines = folder.switch();
+        match Switch::start(listen, machines.as_os_str(), key_file, messages.into()) {
+            Err(_) if begun.elapsed() < SWITCH_ENDS_MAX => thread::sleep(SWITCH_AGAIN),
+            started => {
+                return started.with_context(|| {
+                    format!(
+                        "its messages are in {}",
+                        folder.file("switch.log").display()
+                    )
+                });
+            }
+        }
+    }
 }
 
 /// As the record has it; agents will say the rest.
@@ -260,7 +282,9 @@ fn fleet(record: &Record, folder: &Folder, guests: &Guests) -> Fleet {
             job: reservation.job.clone(),
             key: reservation.key,
             leaves: reservation.leaves,
-            closing: is_stray.then(Instant::now),
+            // One that leaves and has had no agent has nothing.
+            closing: (is_stray || reservation.leaves && reservation.key.is_none())
+                .then(Instant::now),
             is_stray,
             ..LiveHost::new(reservation.secret.clone())
         };

@@ -1,15 +1,17 @@
 //! What takes long: ELViC's scenario, and moves by the hundred.
 
 use std::fs;
-use std::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 
 use super::ends::no_overrun;
 use super::processes::Observer;
 use super::user::Status;
 use super::{BOOT_BOUND, Bench, END_BOUND, PROGRAM_BOUND, STEP_BOUND, ep};
+use crate::random::Random;
 
 const MOVES: usize = 200;
 /// Hosts of the list of the scenario: some are in use, others come.
@@ -72,11 +74,27 @@ pub fn moves(bench: &Bench<'_>) -> Result<String> {
 
 /// Eight machines on two hosts, four, eight, three, while one reservation ends each minute.
 pub fn scenario(bench: &Bench<'_>) -> Result<String> {
-    let mut notes = Vec::new();
-    for _ in 0..bench.plan.rounds {
-        notes.push(one_round(bench)?);
-    }
-    Ok(notes.join("; "))
+    let (rounds, begun) = (bench.plan.rounds, AtomicUsize::new(0));
+    let (context, plan) = (bench.context, bench.plan);
+    let share = || -> Result<Vec<String>> {
+        let bench = Bench {
+            context,
+            plan,
+            random: Random::new(context.seed),
+        };
+        let mut notes = Vec::new();
+        while begun.fetch_add(1, Ordering::Relaxed) < rounds {
+            notes.push(one_round(&bench)?);
+        }
+        Ok(notes)
+    };
+    let notes: Vec<Vec<String>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..plan.at_once).map(|_| scope.spawn(share)).collect();
+        let ends = threads.into_iter().map(ScopedJoinHandle::join);
+        let ends = ends.map(|end| end.map_err(|_| anyhow!("a round has panicked"))?);
+        ends.collect::<Result<_>>()
+    })?;
+    Ok(notes.concat().join("; "))
 }
 
 fn one_round(bench: &Bench<'_>) -> Result<String> {
@@ -89,7 +107,7 @@ fn one_round(bench: &Bench<'_>) -> Result<String> {
     fs::write(&list, hosts.collect::<String>())?;
     let observer = Observer::start(&user.tag, &user.state());
     // All who take part work while they are there; what is left of it at the end is done then.
-    let size = (bench.plan.seconds as f64 * PAIRS)
+    let size = (bench.plan.seconds as f64 * PAIRS / bench.plan.at_once as f64)
         .log2()
         .floor()
         .clamp(26.0, 36.0) as u32;

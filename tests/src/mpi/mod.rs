@@ -48,6 +48,8 @@ pub struct Plan {
     pub long: bool,
     /// Of the long scenario.
     pub rounds: usize,
+    /// Rounds at a time.
+    pub at_once: usize,
     /// Seconds of one round of it.
     pub seconds: u64,
     /// Losses of each kind.

@@ -57,6 +57,7 @@ pub fn resume(bench: &Bench<'_>) -> Result<String> {
     fs::write(&list, "two max=24\nthree max=24\n")?;
     let list = list.to_string_lossy();
     let again = ["resume", "c", "--hosts", "2", "--list", &list];
+    interrupted_while_booting(&user, &again)?;
     launcher = user.launch("c", &again)?;
     let mut times = 1;
     loop {
@@ -99,6 +100,18 @@ fn never_answers(user: &User) -> Result<()> {
             status.phase() == "gathering" && !status.0["hosts"].to_string().contains("\"job\":null")
         },
     )?;
+    kill(Pid::from_raw(launcher.pid()), Signal::SIGINT)?;
+    launcher.must_end(130, END_BOUND)?;
+    launcher.says("all machines are saved: `weft mpi resume c`")?;
+    user.nothing_left(true)
+}
+
+/// Interrupted before the program has gone on: the machines stay saved.
+fn interrupted_while_booting(user: &User, again: &[&str]) -> Result<()> {
+    let mut launcher = user.launch("c", again)?;
+    user.until(&mut launcher, "machines go on", BOOT_BOUND, |status| {
+        status.phase() == "booting"
+    })?;
     kill(Pid::from_raw(launcher.pid()), Signal::SIGINT)?;
     launcher.must_end(130, END_BOUND)?;
     launcher.says("all machines are saved: `weft mpi resume c`")?;
