@@ -166,7 +166,7 @@ impl Process {
     }
 
     /// Stops all of its threads; false if they do not stand within `bound`. It executes nothing
-    /// more, unless it gets SIGCONT, and ends by SIGKILL as ever.
+    /// more, unless it gets SIGCONT, and SIGKILL ends it.
     pub fn halt(&self, bound: Duration) -> bool {
         let deadline = Instant::now() + bound;
         if self.signal(libc::SIGSTOP).is_err() {
