@@ -12,6 +12,7 @@
 //! another launcher needs to go on is written down before it is done; nothing is started anew on a host while it may run on another one.
 
 mod archive;
+mod changes;
 mod door;
 mod fleet;
 mod folder;
@@ -50,8 +51,9 @@ use program::{ProgramEvent, Shell};
 use record::{Phase, Record};
 use site::{Ask, Refusal};
 
+pub use changes::Changes;
 pub use folder::names;
-pub use options::{Changes, HOSTS_MAX, ListedHost, MACHINES_MAX, Options, SiteOptions};
+pub use options::{HOSTS_MAX, ListedHost, MACHINES_MAX, Options, SiteOptions};
 pub use start::{attach, create, forget, requests_socket, resume, shell};
 
 /// The exit code if all machines were saved, since no host was left in time.

@@ -18,10 +18,11 @@ use nix::sys::signal::{SigSet, Signal};
 use weft_malleable::{Forecast, HostId, MachineId, Rules};
 use weft_wire::keys;
 
+use super::changes::Changes;
 use super::door::{self, Guests};
 use super::fleet::{Fleet, LiveHost, LiveMachine, Underway};
 use super::folder::Folder;
-use super::options::{Changes, Options, SiteOptions};
+use super::options::{Options, SiteOptions};
 use super::program::{Shell, gateway_options, know_machines};
 use super::record::{Phase, Record};
 use super::site::{self, Ask};
