@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ use crate::switch::Switch;
 const KEY_FILE: &str = "launcher.key";
 /// How long the switch of a launcher that was killed may take to end, on a busy host.
 const SWITCH_ENDS_MAX: Duration = Duration::from_secs(5);
-const SWITCH_AGAIN: Duration = Duration::from_millis(50);
+const SWITCH_LOOK: Duration = Duration::from_millis(20);
 /// Bytes a second between hosts, until moves have shown it.
 const LINK: f64 = 100e6;
 /// Bytes a second to the folder for saved machines.
@@ -241,27 +242,24 @@ fn open(
     })
 }
 
-/// The switch of a launcher that was killed just now has to end first.
 fn start_switch(
     listen: &str,
     folder: &Folder,
     key_file: &Path,
 ) -> anyhow::Result<(Switch, String)> {
+    let (machines, log) = (folder.switch(), folder.file("switch.log"));
+    await_end_of_switch(&machines);
+    let messages = File::create(&log)?;
+    Switch::start(listen, machines.as_os_str(), key_file, messages.into())
+        .with_context(|| format!("its messages are in {}", log.display()))
+}
+
+/// The switch of a launcher that was killed just now ends when it notices that. One that does not
+/// end has the next one say so.
+fn await_end_of_switch(machines: &Path) {
     let begun = Instant::now();
-    loop {
-        let messages = File::create(folder.file("switch.log"))?;
-        let machines = folder.switch();
-        match Switch::start(listen, machines.as_os_str(), key_file, messages.into()) {
-            Err(_) if begun.elapsed() < SWITCH_ENDS_MAX => thread::sleep(SWITCH_AGAIN),
-            started => {
-                return started.with_context(|| {
-                    format!(
-                        "its messages are in {}",
-                        folder.file("switch.log").display()
-                    )
-                });
-            }
-        }
+    while UnixStream::connect(machines).is_ok() && begun.elapsed() < SWITCH_ENDS_MAX {
+        thread::sleep(SWITCH_LOOK);
     }
 }
 
