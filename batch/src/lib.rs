@@ -32,8 +32,8 @@ pub trait BatchSystem: Send {
     /// The state of each of these jobs. A job that the system does not know any more has ended.
     fn jobs(&self, ids: &[JobId]) -> Result<BTreeMap<JobId, Job>, BatchError>;
 
-    /// The user's jobs that wait or run, with their names. What a caller asked for that ended
-    /// before it heard the answer is found so.
+    /// The user's jobs that wait or run, with their names. By these a launcher finds the jobs of an
+    /// earlier one that was killed before it knew their numbers.
     fn names(&self) -> Result<Vec<(String, JobId)>, BatchError>;
 
     /// Asks for a later end of a job that runs.

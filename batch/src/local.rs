@@ -107,7 +107,7 @@ impl Local {
             .process_group(0);
         // SAFETY: between fork and exec only `sigprocmask` is called, which is async-signal-safe.
         unsafe {
-            // This process may hold signals off, and what gives a host back is one.
+            // A job would inherit that its launcher blocks SIGTERM, with which `give_back` ends it.
             command.pre_exec(|| {
                 let none = SigSet::empty();
                 Ok(sigprocmask(SigmaskHow::SIG_SETMASK, Some(&none), None)?)

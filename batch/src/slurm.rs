@@ -99,7 +99,7 @@ impl BatchSystem for Slurm {
             .and_then(done)?;
         let named = output.lines().filter_map(|line| {
             let (id, name) = line.split_once('|')?;
-            // An array that waits has a name like 7_[1-3], and is none of ours.
+            // The number of a waiting array, such as 7_[1-3], is no `JobId`: Weft submits no arrays.
             Some((name.to_owned(), JobId::new(id)?))
         });
         Ok(named.collect())

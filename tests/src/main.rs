@@ -116,7 +116,7 @@ struct Options {
     /// How often the MPI program of --mpi-seconds runs.
     #[arg(long, default_value_t = 1)]
     mpi_rounds: usize,
-    /// How many of these run at once; each has a smaller program then.
+    /// Rounds of --mpi-rounds that run side by side, each with a smaller program.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=8))]
     mpi_at_once: u64,
     /// Seed of the random moments; the clock when absent.

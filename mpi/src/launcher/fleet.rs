@@ -117,7 +117,7 @@ pub struct LiveMachine {
     pub unseen_since: Option<Instant>,
     /// Where it was saved.
     pub saved: Option<std::path::PathBuf>,
-    /// Where it went on from, until the program runs again.
+    /// Where it went on from. Of use until the program runs again.
     pub went_on_from: Option<std::path::PathBuf>,
     /// How often it could not go on from there, one time after the other.
     pub failures: u32,

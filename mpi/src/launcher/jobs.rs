@@ -120,7 +120,8 @@ impl Launcher {
         Ok(())
     }
 
-    /// Another cluster's job never has this name: the user may have several folders for clusters.
+    /// No other cluster's job has this name, also if a cluster in another state folder of the user
+    /// has the same name.
     pub(super) fn job_name(&self, id: HostId) -> String {
         let key = &self.key.0[..4];
         let key = u32::from_be_bytes([key[0], key[1], key[2], key[3]]);
@@ -137,12 +138,13 @@ impl Launcher {
         }
     }
 
-    /// The user's jobs have these names. A stray without one has none, if its launcher's command
-    /// was over by then.
-    pub(super) fn found(&mut self, names: Option<(Instant, Vec<(String, JobId)>)>) {
+    /// Gives the jobs of strays back that are among the user's jobs. A stray that is not there is
+    /// forgotten, once the command that asked for it must have ended before the look `began`.
+    pub(super) fn found(&mut self, began: Instant, names: Result<Vec<(String, JobId)>, String>) {
         self.seeks_at = Some(Instant::now() + SEEK_AGAIN);
-        let Some((begun, names)) = names else {
-            return;
+        let names = match names {
+            Ok(names) => names,
+            Err(why) => return self.silent(why),
         };
         let patience = match self.record.options.site {
             // An agent of a list comes at once.
@@ -164,7 +166,7 @@ impl Launcher {
                     ));
                     self.watch();
                 }
-                _ if since.is_none_or(|since| begun > since + patience) => self.forget(id),
+                _ if since.is_none_or(|since| began > since + patience) => self.forget(id),
                 _ => {}
             }
         }
@@ -199,13 +201,7 @@ impl Launcher {
     pub(super) fn jobs(&mut self, jobs: Result<BTreeMap<JobId, Job>, String>) {
         let jobs = match jobs {
             Ok(jobs) => jobs,
-            Err(why) => {
-                if self.trouble.as_ref() != Some(&why) {
-                    self.say(&why);
-                    self.trouble = Some(why);
-                }
-                return;
-            }
+            Err(why) => return self.silent(why),
         };
         if self.trouble.take().is_some() {
             self.say("the batch system answers again");
@@ -218,6 +214,14 @@ impl Launcher {
             .collect();
         for (id, job) in of_job {
             self.job(id, job);
+        }
+    }
+
+    /// The batch system does not answer, which is said once.
+    fn silent(&mut self, why: String) {
+        if self.trouble.as_ref() != Some(&why) {
+            self.say(&why);
+            self.trouble = Some(why);
         }
     }
 

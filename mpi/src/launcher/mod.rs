@@ -80,9 +80,11 @@ enum Event {
         result: Result<JobId, Refusal>,
     },
     Jobs(Result<BTreeMap<JobId, Job>, String>),
-    /// The user's jobs by their names, and when they were looked at; `None`: the batch system does
-    /// not answer.
-    Names(Option<(Instant, Vec<(String, JobId)>)>),
+    /// The user's jobs by their names, from a look that began then.
+    Names {
+        began: Instant,
+        names: Result<Vec<(String, JobId)>, String>,
+    },
     Request {
         request: Request,
         answer: Sender<Answer>,
@@ -176,7 +178,7 @@ impl Launcher {
                 result,
             } => self.asked(HostId(reservation), result),
             Event::Jobs(jobs) => self.jobs(jobs),
-            Event::Names(names) => self.found(names),
+            Event::Names { began, names } => self.found(began, names),
             Event::Request { request, answer } => self.request(request, &answer),
             Event::Program(event) => self.program(event),
             Event::Signal => self.interrupted(),

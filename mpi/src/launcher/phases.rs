@@ -91,7 +91,7 @@ impl Launcher {
         self.record.phase = Phase::Booting;
     }
 
-    /// So many have come.
+    /// Asks for hosts until the usable ones, and those that are awaited, are as many as wanted.
     fn ask_for_hosts(&mut self, usable: usize) {
         let awaited = self.fleet.hosts.values().filter(|host| host.is_awaited());
         let wanted = self.record.wanted.max(self.least_hosts());
@@ -236,9 +236,6 @@ impl Launcher {
         }
         if all_are_placed && self.fleet.machines.values().all(|live| live.ready) {
             self.record.phase = Phase::Running;
-            for live in self.fleet.machines.values_mut() {
-                live.went_on_from = None;
-            }
             let seconds = self.epoch.elapsed().as_secs_f64();
             self.say(&format!("all machines are ready after {seconds:.1} s"));
         }

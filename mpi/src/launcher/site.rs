@@ -109,9 +109,9 @@ impl Site {
                 let _ = self.system.give_back(&job);
             }
             Ok(Ask::Names) => {
-                let begun = Instant::now();
-                let names = self.system.names().ok().map(|names| (begun, names));
-                return self.events.send(Event::Names(names)).is_ok();
+                let began = Instant::now();
+                let names = self.system.names().map_err(|error| error.to_string());
+                return self.events.send(Event::Names { began, names }).is_ok();
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return false,

@@ -308,8 +308,8 @@ impl Takeover {
         self.since = Instant::now();
     }
 
-    /// Lets the machine go on, whose slice stands or has ended, with what was reserved for that. Waits
-    /// until its guest runs.
+    /// Lets the machine go on, whose slice stands or has ended, with what was reserved for that.
+    /// Waits until its guest runs.
     pub fn let_go(
         mut self,
         daemon: &Arc<Shared>,

@@ -111,8 +111,8 @@ fn become_slice(image: &Image, control: RawFd, keeps_errors: bool) -> Result<(),
         for signal in 1..32 {
             libc::signal(signal, libc::SIG_DFL);
         }
-        // Its standard error may be the session's terminal, which may stop who writes from behind
-        // (`stty tostop`).
+        // Standard error may be the session's terminal: with `stty tostop` this signal stops a
+        // background process that writes there.
         libc::signal(libc::SIGTTOU, libc::SIG_IGN);
         checked(libc::pthread_sigmask(
             libc::SIG_SETMASK,
