@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::executable;
 use crate::guest::{Ended, Guest};
 use anyhow::{Context as _, Result, ensure};
 
@@ -139,8 +139,7 @@ impl Images {
         let archive = fs::read(self.file("busybox.cpio")?)?;
         let bytes = cpio_file(&archive, name)
             .with_context(|| format!("busybox.cpio holds no program {name}"))?;
-        fs::write(to, bytes)?;
-        Ok(fs::set_permissions(to, Permissions::from_mode(0o755))?)
+        executable::write(to, bytes)
     }
 
     /// The small kernel with the busybox image.

@@ -31,6 +31,7 @@ pub mod context;
 pub mod corpus;
 pub mod devices;
 pub mod ends;
+mod executable;
 pub mod fleet;
 pub mod guest;
 pub mod judge;

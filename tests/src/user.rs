@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use nix::unistd::User;
 
 use crate::context::{Context, works};
+use crate::executable;
 use crate::judge;
 use crate::matrix::{self, Setting};
 use crate::report::{Report, Verdict};
@@ -38,8 +39,7 @@ fn copy_binaries(context: &Context) -> Result<std::path::PathBuf> {
     let from = context.weft.parent().context("weft is in a directory")?;
     for name in ["weft", "weft-runtime", "weft-monitor"] {
         let to = directory.join(name);
-        fs::copy(from.join(name), &to).with_context(|| format!("{name} beside weft"))?;
-        make_open(&to)?;
+        executable::copy(&from.join(name), &to)?;
     }
     Ok(directory.join("weft"))
 }
@@ -71,7 +71,7 @@ pub(crate) fn open_context(context: &Context) -> Result<Context> {
     open.programs = context.directory("programs")?;
     for entry in fs::read_dir(&context.programs)? {
         let entry = entry?;
-        fs::copy(entry.path(), open.programs.join(entry.file_name()))?;
+        executable::copy(&entry.path(), &open.programs.join(entry.file_name()))?;
     }
     open.sources = context.directory("sources")?;
     let script = "work.py";

@@ -142,13 +142,20 @@ mod tests {
         );
     }
 
+    /// Another process writes what is executed: a child that another thread forks just now has a
+    /// copy of what this one has open, and Linux executes no file that is open for writing.
+    fn copy(from: &str, to: &std::path::Path) {
+        let copied = std::process::Command::new("cp").arg(from).arg(to).status();
+        assert!(copied.unwrap().success());
+    }
+
     #[test]
     fn a_file_that_was_replaced_is_started_all_the_same() {
         let path = std::env::temp_dir().join(format!("weft-executable-{}", std::process::id()));
-        std::fs::copy("/bin/true", &path).unwrap();
+        copy("/bin/true", &path);
         let executable = Executable::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        std::fs::copy("/bin/false", &path).unwrap();
+        copy("/bin/false", &path);
         let role = Role::Slice {
             name: "true",
             confinement: None,

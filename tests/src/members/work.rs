@@ -1,7 +1,6 @@
 //! Programs and machines for which the cluster finds the hosts.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use serde_json::Value;
 use super::Check;
 use super::site::{SOON, Site};
 use crate::cluster::stop;
+use crate::executable;
 use crate::owner::{available_mib, ballast};
 use crate::processes::{self, Process};
 use crate::run::{End, Invocation, Running, start};
@@ -298,8 +298,7 @@ exit $code
 /// Makes [`SSH`], and says by which variable it is used.
 fn make_ssh(site: &Site<'_>) -> Result<String> {
     let ssh = site.directory.join("ssh");
-    fs::write(&ssh, SSH)?;
-    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755))?;
+    executable::write(&ssh, SSH.as_bytes())?;
     let weft = site.context.weft.parent().context("weft is in a folder")?;
     for host in ["home", "alpha", "beta"] {
         let pipe = site.directory.join(format!("pipe-{host}"));

@@ -1,13 +1,13 @@
 //! What is refused, each with its own sentence.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::Output;
 
 use anyhow::{Result, ensure};
 
 use super::user::{User, text};
 use super::{BOOT_BOUND, Bench, END_BOUND};
+use crate::executable;
 
 pub fn all(bench: &Bench<'_>) -> Result<String> {
     let user = bench.user()?;
@@ -50,8 +50,7 @@ fn before_the_start(user: &User) -> Result<()> {
     let other = user.folder.join("other");
     let mut bytes = fs::read(&program)?;
     bytes[18] = 183;
-    fs::write(&other, bytes)?;
-    fs::set_permissions(&other, fs::Permissions::from_mode(0o755))?;
+    executable::write(&other, &bytes)?;
     refused(
         &["--", &other.to_string_lossy()],
         "is a program for another machine",
@@ -115,11 +114,10 @@ fn without_a_batch_system(user: &User) -> Result<()> {
     check("slurm", "its command sbatch is not in PATH")?;
     check("gridengine", "its command qsub is not in PATH")?;
     let sbatch = tools.join("sbatch");
-    fs::write(
+    executable::write(
         &sbatch,
-        "#!/bin/sh\necho 'sbatch: error: invalid partition specified: nowhere' >&2; exit 1\n",
+        b"#!/bin/sh\necho 'sbatch: error: invalid partition specified: nowhere' >&2; exit 1\n",
     )?;
-    fs::set_permissions(&sbatch, fs::Permissions::from_mode(0o755))?;
     check("slurm", "invalid partition specified: nowhere")
 }
 

@@ -2,7 +2,6 @@
 //! more, as a child of the script that makes the site.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -13,6 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::user::{Launcher, Status, User, text};
 use super::{Bench, Lacks, PROGRAM_BOUND, Plan, ep, run_check};
 use crate::context::{Context, works};
+use crate::executable;
 use crate::report::Report;
 
 /// Names the site that a run is inside of, and its folder.
@@ -85,10 +85,10 @@ fn in_site(bench: &Bench<'_>, site: &str, script: &str) -> Result<String> {
     let programs = bench.folder()?;
     let from = bench.context.weft.parent().context("weft is in a folder")?;
     for name in ["weft", "weft-monitor", "weft-runtime"] {
-        fs::copy(from.join(name), programs.join(name)).with_context(|| name.to_owned())?;
+        executable::copy(&from.join(name), &programs.join(name))?;
     }
     let suite = programs.join("weft-e2e");
-    fs::copy(std::env::current_exe()?, &suite)?;
+    executable::copy(&std::env::current_exe()?, &suite)?;
     let outcome = Command::new("timeout")
         .arg("500")
         .arg(&script)
@@ -196,8 +196,7 @@ fn stray(bench: &Bench<'_>) -> Result<String> {
         sbatch.display(),
         asked = asked.display()
     );
-    fs::write(slow.join("sbatch"), script)?;
-    fs::set_permissions(slow.join("sbatch"), fs::Permissions::from_mode(0o755))?;
+    executable::write(&slow.join("sbatch"), script.as_bytes())?;
     let path = std::env::var("PATH")?;
     user.prefix = [
         "env".into(),

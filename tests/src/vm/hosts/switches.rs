@@ -12,6 +12,7 @@ use super::home::at_work;
 use super::migration::mode;
 use super::{BOUND, LONG_BOUND, SWITCH, Site, wait_until};
 use crate::boot::SMALL;
+use crate::executable;
 use crate::guest::Guest;
 use crate::namespace::{self, Star};
 
@@ -38,7 +39,7 @@ impl Switch {
         chown(&key, Some(user), Some(user))?;
         // That user may not get to where this one is.
         let weft = own.join("weft");
-        fs::copy(&site.bench.context.weft, &weft)?;
+        executable::copy(&site.bench.context.weft, &weft)?;
         let mut words = site.star.prefix(host);
         words.extend(namespace::with_directory(&own, &place));
         let user = user.to_string();
