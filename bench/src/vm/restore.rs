@@ -12,7 +12,9 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use serde_json::{Value, json};
 use weft_tests::boot::{Boot, Images, Monitor};
 use weft_tests::guest::Guest;
+use weft_tests::namespace;
 
+use super::ping::{LAUNCHER, NAMES, Site, in_namespace};
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
@@ -28,12 +30,17 @@ const AFTER: Duration = Duration::from_millis(100);
 /// Where the files are when the machine starts.
 const PLACES: [(&str, bool); 2] = [("in the page cache", false), ("on the disk", true)];
 
-/// How memory is read: what the columns are called, and the options.
-const WAYS: [(&str, &[&str]); 3] = [
+/// How memory is read: what the columns are called, and the options. The last needs another host.
+const WAYS: [(&str, &[&str]); 4] = [
     ("all is read first", &["--growable", "no"]),
     ("read when needed, one node", &["--growable", "yes"]),
-    ("read when needed, two nodes", &["--nodes", "2"]),
+    ("two nodes", &["--nodes", "2"]),
+    (
+        "two hosts",
+        &["--on", NAMES[LAUNCHER + 1], "--memory", "640M,640M"],
+    ),
 ];
+const TWO_HOSTS: usize = 3;
 
 /// Key and text, and the most that it may be for a node that reads pages when they are
 /// needed, in ms.
@@ -54,6 +61,13 @@ fn key(fill: u32, is_cold: bool, way: usize, figure: &str) -> String {
 /// The table `vm-restore`.
 pub fn restore(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     let small = images.small(&place.weft)?;
+    let site = match namespace::missing() {
+        None => Some(Site::new(place, "restore", &[])?),
+        Some(why) => {
+            eprintln!("weft-bench: without two hosts: {why}");
+            None
+        }
+    };
     let mut samples = Samples::new();
     for fill in FILLS {
         let set = place.work.join(format!("restore-{fill}"));
@@ -61,9 +75,13 @@ pub fn restore(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
         for round in 0..repeat {
             for (_, is_cold) in PLACES {
                 for (way, (_, options)) in WAYS.iter().enumerate() {
+                    let site = site.as_ref().filter(|_| way == TWO_HOSTS);
+                    if way == TWO_HOSTS && site.is_none() {
+                        continue;
+                    }
                     prepare(&set, is_cold)?;
                     let name = format!("restore-{fill}-{round}-{way}");
-                    for (figure, value) in start(place, &name, &set, options)? {
+                    for (figure, value) in start(place, site, &name, &set, options)? {
                         let key = key(fill, is_cold, way, figure);
                         samples.entry(key).or_default().push(value);
                     }
@@ -72,6 +90,7 @@ pub fn restore(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
         }
         fs::remove_dir_all(&set)?;
     }
+    site.map(Site::clear).transpose()?;
     Ok(table(&samples))
 }
 
@@ -114,18 +133,18 @@ fn prepare(set: &Path, is_cold: bool) -> Result<()> {
 /// Milliseconds from the start of the command.
 fn start(
     place: &Place,
+    site: Option<&Site<'_>>,
     name: &str,
     set: &Path,
     options: &[&str],
 ) -> Result<[(&'static str, f64); 2]> {
     let statistics = place.work.join("restore.json");
-    let mut command = Command::new(&place.weft);
+    let mut command = weft(place, site)?;
     command
         .args(["vm", "run", "--name", name, "--restore"])
         .arg(set)
         .args(["--stats", &format!("json={}", statistics.display())])
-        .args(options)
-        .env("XDG_RUNTIME_DIR", &place.work);
+        .args(options);
     let mut guest = Guest::start(&mut command)?;
     let line = guest.wait_for(LINE, BOUND);
     let Some(line) = line else {
@@ -134,9 +153,8 @@ fn start(
     };
     std::thread::sleep(AFTER);
     let stop = ["vm", "stop", "--timeout", "0", name];
-    let mut stopping = Command::new(&place.weft);
-    let stopped = stopping.args(stop).env("XDG_RUNTIME_DIR", &place.work);
-    ensure!(stopped.output()?.status.success(), "it cannot be stopped");
+    let stopped = weft(place, site)?.args(stop).output()?;
+    ensure!(stopped.status.success(), "it cannot be stopped");
     guest.finish(BOUND)?;
     let report: Value = serde_json::from_slice(&fs::read(&statistics)?)?;
     let start_s = report["start_time_s"].as_f64();
@@ -146,13 +164,25 @@ fn start(
     ])
 }
 
+/// The command, here or on the first host of several.
+fn weft(place: &Place, site: Option<&Site<'_>>) -> Result<Command> {
+    let Some(site) = site else {
+        let mut command = Command::new(&place.weft);
+        command.env("XDG_RUNTIME_DIR", &place.work);
+        return Ok(command);
+    };
+    let mut command = in_namespace(&site.star, LAUNCHER, &place.weft);
+    site.at(LAUNCHER, &mut command)?;
+    Ok(command)
+}
+
 fn table(samples: &Samples) -> Table {
     let mut head = vec!["memory in use, where the files are"];
     head.extend(WAYS.map(|(name, _)| name));
     head.extend(["one node, ratio", "goal", "met"]);
     let mut table = Table::new(
         "vm-restore",
-        "A Linux of one vCPU (software vCPU, 1280 MiB), whose program has filled the memory that the row names, continues from a checkpoint, in alternation; medians. *First instruction*: from the start of `weft vm run --restore`, as it reports it. *First line*: on the console, from the same moment; the guest prints one every 10 ms. A machine of one node that cannot grow (`--growable no`) reads all of its memory before the first instruction. Others read pages when they are needed, and all of them meanwhile. The goal is for one node, in ms. Files *on the disk* were evicted from the host's page cache before.",
+        "A Linux of one vCPU (software vCPU, 1280 MiB), whose program has filled the memory that the row names, continues from a checkpoint, in alternation; medians. *First instruction*: from the start of `weft vm run --restore`, as it reports it. *First line*: on the console, from the same moment; the guest prints one every 10 ms. A machine of one node that cannot grow (`--growable no`) reads all of its memory before the first instruction. Others read pages when they are needed, and all of them meanwhile; on another host (a network namespace, sealed link) they come from the first one. The goal is for one node, in ms. Files *on the disk* were evicted from the host's page cache before.",
         &head,
     );
     for fill in FILLS {
@@ -162,14 +192,14 @@ fn table(samples: &Samples) -> Table {
                     let found = samples.get(&key(fill, is_cold, way, figure));
                     median(found.map_or(&[][..], Vec::as_slice))
                 };
-                let values = [0, 1, 2].map(of);
+                let values = [0, 1, 2, TWO_HOSTS].map(of);
                 let mut row = vec![format!("{fill} MB, {place}: {what}")];
                 let with_unit = |value: Option<f64>| match value {
                     Some(_) => format!("{} ms", digits(value)),
                     None => digits(None),
                 };
                 row.extend(values.map(with_unit));
-                let [first, needed, _] = values;
+                let [first, needed, ..] = values;
                 row.push(digits(
                     needed.zip(first).map(|(needed, first)| needed / first),
                 ));

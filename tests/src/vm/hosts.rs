@@ -101,7 +101,9 @@ pub(super) fn run(runner: &Runner<'_>) {
     });
     let long = home::LONG_CHECKS.into_iter().chain(heirs::LONG_CHECKS);
     let long = long.filter(|_| runner.long);
-    for (name, hosts, check) in home::CHECKS.into_iter().chain(heirs::CHECKS).chain(long) {
+    let leaving = home::CHECKS.into_iter().chain(heirs::CHECKS);
+    let leaving = leaving.chain(saves::LEAVING_CHECKS).chain(long);
+    for (name, hosts, check) in leaving {
         let name = format!("vm, hosts: {name}");
         runner.run("soft", &name, missing.clone(), |bench| {
             let mut site = Site::new(bench, runner.images, hosts)?;

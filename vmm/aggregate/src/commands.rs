@@ -130,6 +130,10 @@ pub enum SliceCommand {
     SaveProgress,
     /// Give the save up.
     EndSave,
+    /// Read the pages of this checkpoint that slice 0 has told of, whether they are needed or not.
+    LoadPages {
+        identity: [u8; 16],
+    },
     /// While all rest: give the memory of pages back that the slice does not own.
     KeepOwned,
     /// The guest does not need these pages: give the memory of those that the slice

@@ -17,6 +17,7 @@ use super::pending_requests::PendingRequests;
 use super::registers::{DeviceRequest, DeviceRequestSender, Wanted};
 use super::remote_devices::RemoteDevices;
 use super::saved_files::{Content, FileRequest, FileRequestSender};
+use super::unread_pages::UnreadPages;
 use super::vcpu_moves::VcpuMoves;
 
 /// The components that messages are for. None of them waits.
@@ -33,6 +34,7 @@ pub(super) struct Dispatcher {
     pub vcpu_moves: Arc<VcpuMoves>,
     pub membership: Arc<Membership>,
     pub memory: Arc<SharedMemory>,
+    pub unread_pages: Arc<UnreadPages>,
     pub device_requests: DeviceRequestSender,
     pub file_requests: FileRequestSender,
     pub commands: SyncSender<(u64, Vec<u8>)>,
@@ -148,16 +150,23 @@ impl MessageHandler for Dispatcher {
                 self.ask_files(from, ticket, content);
             }
             // Only slice 0 has the files.
-            SliceMessage::Restored {
-                ticket,
-                first,
-                bytes,
-            } if from == PRIMARY => {
-                let bytes = bytes.to_vec();
-                let content = Content::Restored { first, bytes };
+            SliceMessage::Absent { ticket, ranges } if from == PRIMARY => {
+                let content = Content::Absent(ranges.to_vec());
                 self.ask_files(from, ticket, content);
             }
-            SliceMessage::Restored { .. } => self.peers.lost(from, "it restores guest memory"),
+            SliceMessage::PagesRead {
+                first,
+                follow,
+                bytes,
+            } if from == PRIMARY => self.unread_pages.came(&self.memory, first, bytes, follow),
+            SliceMessage::Absent { .. } | SliceMessage::PagesRead { .. } => {
+                self.peers.lost(from, "it restores guest memory");
+            }
+            SliceMessage::ReadPages { first, count } => {
+                let pages = first..first.saturating_add(count);
+                self.ask_files(from, 0, Content::Wanted(pages));
+            }
+            SliceMessage::AllRead => self.ask_files(from, 0, Content::AllRead),
             SliceMessage::Copied {
                 ticket,
                 disk,

@@ -17,7 +17,7 @@
 //! | `dispatcher` | takes a received message to its component |
 //! | `registers` | devices of other slices |
 //! | `serial` | the serial port and its console, on two slices |
-//! | `saved_files` | checkpoints of slices on other hosts |
+//! | `saved_files`, `unread_pages` | checkpoints of slices on other hosts |
 //! | `disk_copies` | copies of disks that go to another host with their machine |
 //! | `commands` | what the primary asks of secondaries |
 //! | `pending_requests` | requests that have no reply yet |
@@ -66,11 +66,13 @@ mod stop;
 mod time;
 pub mod time_role;
 mod timekeeper;
+mod unread_pages;
 mod vcpu_moves;
 mod window;
 
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -115,10 +117,11 @@ use settle::Identities;
 use stop::StopSignal;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
+use unread_pages::{PagesServer, UnreadPages};
 pub use vcpu_moves::working_set;
 pub use vcpu_moves::{MoveError, MoveTimes, MovedVcpu, VcpuMoves, VcpuSite};
 use weft_coherent_memory::mapping::GuestMapping;
-use weft_coherent_memory::{Budget, SharedMemory, SharedMemoryOptions};
+use weft_coherent_memory::{AbsentPages, Budget, SharedMemory, SharedMemoryOptions};
 
 /// The slice that loads the kernel and owns the machine's life.
 pub const PRIMARY: usize = 0;
@@ -191,6 +194,10 @@ pub struct Slice {
     /// On the primary: files of a checkpoint that slices on other hosts write.
     saved_files: Arc<SavedFiles>,
     disk_copies: Arc<DiskCopies>,
+    /// On the primary: who still reads the checkpoint that the machine continues.
+    pages_server: Arc<PagesServer>,
+    /// On a slice on another host: what it still reads of it.
+    unread_pages: Arc<UnreadPages>,
     lease: Duration,
     peers: Arc<Peers>,
     memory: Arc<SharedMemory>,
@@ -320,6 +327,8 @@ impl Slice {
             keyboard: Keyboard::new(platform.clone(), way),
             saved_files: Arc::default(),
             disk_copies: Arc::default(),
+            pages_server: Arc::default(),
+            unread_pages: UnreadPages::new(peers.clone()),
             platform,
             vcpu_moves: VcpuMoves::new(links.number, peers.clone(), locations.clone()),
             locations,
@@ -430,12 +439,22 @@ impl Slice {
         self.disk_copies.open(disk, file);
     }
 
-    /// On slice 0: sends consecutive pages of a checkpoint to the slice that manages them.
+    /// On slice 0: these slices read their pages of a checkpoint from here. Each is told which
+    /// they are, in the order in which it reads those that it does not need at once.
     ///
     /// # Errors
-    /// It did not take them.
-    pub fn send_restored(&self, slice: usize, first: u64, bytes: &[u8]) -> io::Result<()> {
-        self.remote_access().send_restored(slice, first, bytes)
+    /// A slice did not take them.
+    pub fn serve_pages(
+        &self,
+        source: Arc<dyn AbsentPages>,
+        readers: &BTreeMap<usize, Vec<Range<u64>>>,
+    ) -> Result<(), String> {
+        self.pages_server
+            .begin(source, readers.keys().copied().collect());
+        readers.iter().try_for_each(|(slice, ranges)| {
+            let told = self.remote_access().send_absent(*slice, ranges);
+            told.map_err(|error| format!("node {slice} did not take its memory: {error}"))
+        })
     }
 
     fn remote_access(&self) -> RemoteAccess {
@@ -634,6 +653,7 @@ impl Slice {
             vcpu_moves: self.vcpu_moves.clone(),
             membership: self.membership.clone(),
             memory: self.memory.clone(),
+            unread_pages: self.unread_pages.clone(),
             device_requests,
             file_requests,
             commands: command,
@@ -653,6 +673,8 @@ impl Slice {
             memory: self.memory.clone(),
             files: self.saved_files.clone(),
             copies: self.disk_copies.clone(),
+            pages_server: self.pages_server.clone(),
+            unread_pages: self.unread_pages.clone(),
             requests: files,
         };
         start("weft-files", ThreadKind::Device, move || files.run())?;

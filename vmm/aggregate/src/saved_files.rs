@@ -3,23 +3,23 @@
 //!
 //! ```text
 //!  save:     slice ── Saved: the next bytes of its file ──▶ node 0     (8 at a time)
-//!  restore:  node 0 ── Restored: some pages ──────────────▶ slice      (one at a time)
+//!  restore:  slice ── ReadPages: some pages ──────────────▶ node 0     (`super::unread_pages`)
 //! ```
 //!
-//! Each is answered by `Accessed` with an error number, or zero. Disks may take their time: a
+//! `Saved` is answered by `Accessed` with an error number, or zero. Disks may take their time: a
 //! thread of its own does the work, so nothing else waits for them. It also writes copies of
 //! disks (`super::disk_copies`).
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use weft_coherent_memory::SharedMemory;
+use weft_coherent_memory::{SharedMemory, Source};
 use weft_confine::lock;
-use weft_dsm::PAGE_BYTES;
 
 use super::PRIMARY;
 use super::disk_copies::DiskCopies;
@@ -27,6 +27,7 @@ use super::message::chunk::CHUNK_MAX;
 use super::message::{CopyStep, SliceMessage};
 use super::peers::Peers;
 use super::registers::RemoteAccess;
+use super::unread_pages::{self, PagesServer, ReadError, UnreadPages};
 use super::window::{DISK_WAIT, UNDER_WAY_MAX, Window, outcome};
 
 /// Requests that may wait.
@@ -40,8 +41,12 @@ const BYTES_MAX: usize = CHUNK_MAX as usize;
 pub(super) enum Content {
     /// On node 0: the next bytes of the slice's file.
     Saved(Vec<u8>),
-    /// From node 0: guest memory from this page on.
-    Restored { first: u64, bytes: Vec<u8> },
+    /// From node 0: pages that a checkpoint has.
+    Absent(Vec<u8>),
+    /// On node 0: the slice wants these of them.
+    Wanted(Range<u64>),
+    /// On node 0: the slice has all of them.
+    AllRead,
     /// From node 0: a step of the copy of a disk.
     Copied {
         disk: u8,
@@ -84,21 +89,18 @@ impl Write for RemoteFile {
 }
 
 impl RemoteAccess {
-    /// Sends consecutive pages of a checkpoint to the slice that manages them, and waits until
-    /// it has them.
-    pub(super) fn send_restored(&self, slice: usize, first: u64, bytes: &[u8]) -> io::Result<()> {
-        let chunks = bytes.chunks(BYTES_MAX);
-        let numbers = (first..).step_by(BYTES_MAX / PAGE_BYTES);
-        numbers.zip(chunks).try_for_each(|(first, bytes)| {
-            outcome(self.pending.ask(slice, DISK_WAIT, |ticket| {
-                let message = SliceMessage::Restored {
-                    ticket,
-                    first,
-                    bytes,
-                };
-                self.peers.send(slice, &message);
-            }))
-        })
+    /// Tells a slice which pages of a checkpoint it manages, and waits until it has adopted them.
+    pub(super) fn send_absent(&self, slice: usize, ranges: &[Range<u64>]) -> io::Result<()> {
+        ranges
+            .chunks(unread_pages::RANGES_MAX)
+            .try_for_each(|some| {
+                let ranges = unread_pages::encode(some);
+                outcome(self.pending.ask(slice, DISK_WAIT, |ticket| {
+                    let ranges = &ranges;
+                    self.peers
+                        .send(slice, &SliceMessage::Absent { ticket, ranges });
+                }))
+            })
     }
 }
 
@@ -139,6 +141,10 @@ pub(super) struct FileServer {
     pub memory: Arc<SharedMemory>,
     pub files: Arc<SavedFiles>,
     pub copies: Arc<DiskCopies>,
+    /// On node 0.
+    pub pages_server: Arc<PagesServer>,
+    /// On the others.
+    pub unread_pages: Arc<UnreadPages>,
     pub requests: Receiver<FileRequest>,
 }
 
@@ -157,10 +163,9 @@ impl FileServer {
     fn serve(&self, request: &FileRequest) {
         let done = match &request.content {
             Content::Saved(bytes) => self.files.add(request.from, bytes),
-            Content::Restored { first, bytes } => {
-                let adopted = self.memory.adopt_bytes(*first, bytes);
-                adopted.map_err(|_| libc::EINVAL)
-            }
+            Content::Absent(ranges) => self.adopt(ranges),
+            Content::Wanted(pages) => return self.send_pages(request.from, pages),
+            Content::AllRead => return self.pages_server.end(request.from),
             Content::Copied {
                 disk,
                 step,
@@ -173,6 +178,22 @@ impl FileServer {
             value: done.err().unwrap_or(0) as u64,
         };
         self.peers.send(request.from, &message);
+    }
+
+    fn adopt(&self, ranges: &[u8]) -> Result<(), i32> {
+        let ranges = unread_pages::decode(ranges).ok_or(libc::EINVAL)?;
+        self.unread_pages.add(ranges.clone());
+        let source = Source::Elsewhere(self.unread_pages.clone());
+        let adopted = self.memory.adopt_absent(ranges.into_iter(), source);
+        adopted.map_err(|_| libc::EINVAL)
+    }
+
+    fn send_pages(&self, to: usize, pages: &Range<u64>) {
+        match self.pages_server.send(&self.peers, to, pages) {
+            Ok(()) => {}
+            Err(ReadError::File(reason)) => self.memory.fail(reason),
+            Err(ReadError::Unexpected) => self.peers.lost(to, "it wants pages of no checkpoint"),
+        }
     }
 }
 

@@ -80,8 +80,7 @@ impl PageSource {
         wanted: &Range<u64>,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut extents: Vec<&Extent> = self.within(wanted).iter().collect();
-        extents.sort_unstable_by_key(|extent| (extent.file, extent.run, extent.offset));
+        let extents = self.within(wanted);
         let mut buffer = Vec::new();
         for of_run in extents.chunk_by(|one, next| (one.file, one.run) == (next.file, next.run)) {
             if let Some(extent) = of_run.first() {
@@ -95,17 +94,19 @@ impl PageSource {
         Ok(())
     }
 
-    /// The extents that have any of these pages.
-    fn within(&self, wanted: &Range<u64>) -> &[Extent] {
+    /// The extents that have any of these pages, in the order of the files.
+    pub fn within(&self, wanted: &Range<u64>) -> Vec<&Extent> {
         let rest = self
             .extents
             .partition_point(|extent| extent.end() <= wanted.start);
         let rest = &self.extents[rest..];
         let count = rest.partition_point(|extent| extent.first < wanted.end);
-        match wanted.is_empty() {
-            true => &[],
-            false => &rest[..count],
-        }
+        let mut extents: Vec<&Extent> = match wanted.is_empty() {
+            true => Vec::new(),
+            false => rest[..count].iter().collect(),
+        };
+        extents.sort_unstable_by_key(|extent| (extent.file, extent.run, extent.offset));
+        extents
     }
 }
 

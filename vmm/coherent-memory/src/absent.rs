@@ -1,14 +1,15 @@
 //! Pages of this slice whose bytes are in files, from which they are read when a step needs
 //! them, or when nobody does. `weft_dsm::controller` has the rules, and judges them.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use weft_dsm::PAGE_BYTES;
+use weft_dsm::controller::Event;
 
-use super::page_source::AbsentPages;
+use super::page_source::{AbsentPages, Source};
 use super::shell::{PAGE_SHIFT, SharedMemory};
 
 /// Pages that are filled under the lock at a time.
@@ -25,7 +26,7 @@ impl SharedMemory {
     pub fn adopt_absent(
         &self,
         pages: impl Iterator<Item = Range<u64>>,
-        source: Arc<dyn AbsentPages>,
+        source: Source,
     ) -> Result<(), String> {
         *self.absent.write().unwrap_or_else(PoisonError::into_inner) = Some(source);
         for some in pages {
@@ -39,28 +40,31 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Makes this slice the owner of consecutive pages with these bytes: whole pages. As
-    /// [`SharedMemory::adopt`] otherwise; a confined thread may call it.
-    ///
-    /// # Errors
-    /// They are not memory, or in use.
-    pub fn adopt_bytes(&self, first: u64, bytes: &[u8]) -> Result<(), String> {
-        if !bytes.len().is_multiple_of(PAGE_BYTES) {
-            return Err("it has a part of a page".into());
+    /// Consecutive pages came that were asked for. Those that are not absent any more stay as
+    /// they are.
+    pub fn receive_absent(&self, first: u64, bytes: &[u8]) {
+        let end = first.saturating_add((bytes.len() / PAGE_BYTES) as u64);
+        let awaited: Vec<u64> = {
+            let mut awaited = self.awaited();
+            let mut later = awaited.split_off(&first);
+            let mut behind = later.split_off(&end);
+            awaited.append(&mut behind);
+            later.into_iter().collect()
+        };
+        for page in &awaited {
+            self.fill_in_transition(*page, first, bytes);
         }
-        let pages = (first..).zip(bytes.chunks_exact(PAGE_BYTES));
         self.locked(|state| {
-            for (page, bytes) in pages {
-                let host = self.host_of(page.saturating_mul(PAGE_BYTES as u64));
-                let host = host.ok_or_else(|| format!("page {page:#x} is not memory"))?;
-                let adopted = state.controller.adopt(page);
-                adopted.map_err(|reason| format!("page {page:#x}: {reason}"))?;
-                // SAFETY: a whole page of RAM and a whole page of bytes. No user runs yet, and
-                // no other slice asks for the page before the machine runs.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host, PAGE_BYTES) };
+            for page in awaited {
+                state.step(self, Event::Done { page }, None);
             }
-            Ok(())
-        })
+        });
+        self.fill_absent(first, bytes);
+    }
+
+    /// Whether a step waits for one of these pages, which come from elsewhere.
+    pub fn awaits_absent(&self, pages: Range<u64>) -> bool {
+        self.awaited().range(pages).next().is_some()
     }
 
     /// Pages that were not read yet.
@@ -74,39 +78,62 @@ impl SharedMemory {
         let Some(source) = self.absent_source() else {
             return;
         };
-        let read = source.read_all(&mut |first, bytes| {
-            self.fill_absent(first, bytes);
-            !self.is_over()
-        });
-        let read = read.and_then(|()| self.load_rest(&*source));
+        let read = self
+            .load_once(&source)
+            .and_then(|()| self.load_rest(&source));
         match read {
             Ok(()) => *self.absent.write().unwrap_or_else(PoisonError::into_inner) = None,
-            Err(reason) => self.fail(reason),
+            Err(reason) => return self.fail(reason),
+        }
+        if let Source::Elsewhere(pages) = source {
+            pages.all_came();
+        }
+    }
+
+    fn load_once(&self, source: &Source) -> Result<(), String> {
+        match source {
+            Source::Here(files) => files.read_all(&mut |first, bytes| {
+                self.fill_absent(first, bytes);
+                !self.is_over()
+            }),
+            Source::Elsewhere(pages) => {
+                pages.ask_all();
+                Ok(())
+            }
         }
     }
 
     /// Those that were in transition when they had been read.
-    fn load_rest(&self, source: &dyn AbsentPages) -> Result<(), String> {
+    fn load_rest(&self, source: &Source) -> Result<(), String> {
         while let Some(page) = self.rights.any_absent().filter(|_| !self.is_over()) {
-            source.read(page, &mut |first, bytes| self.fill_absent(first, bytes))?;
+            match source {
+                Source::Here(files) => {
+                    files.read(page, &mut |first, bytes| self.fill_absent(first, bytes))?;
+                }
+                Source::Elsewhere(pages) => pages.ask(page)?,
+            }
             std::thread::sleep(AGAIN);
         }
         Ok(())
     }
 
-    /// The operation of a page in transition: reads it, and others that are read with it.
-    pub(super) fn load(&self, page: u64) -> Result<(), String> {
+    /// The operation of a page in transition: reads it, and others that are read with it, or asks
+    /// for them; whether it is read.
+    pub(super) fn load(&self, page: u64) -> Result<bool, String> {
         let source = self.absent_source();
-        let source = source.ok_or_else(|| format!("page {page:#x} is nowhere"))?;
-        let mut is_read = false;
-        source.read(page, &mut |first, bytes| {
-            let at = page.wrapping_sub(first) as usize * PAGE_BYTES;
-            if let (Some(host), Some(bytes)) = (self.host(page), bytes.get(at..at + PAGE_BYTES)) {
-                // SAFETY: a whole page of RAM, which `host` found, and a whole page of bytes. The
-                // page is in transition, and no user may use it before this operation is done.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host, PAGE_BYTES) };
-                is_read = true;
+        match source.ok_or_else(|| format!("page {page:#x} is nowhere"))? {
+            Source::Here(files) => self.load_from(&*files, page).map(|()| true),
+            Source::Elsewhere(pages) => {
+                self.awaited().insert(page);
+                pages.ask(page).map(|()| false)
             }
+        }
+    }
+
+    fn load_from(&self, files: &dyn AbsentPages, page: u64) -> Result<(), String> {
+        let mut is_read = false;
+        files.read(page, &mut |first, bytes| {
+            is_read |= self.fill_in_transition(page, first, bytes);
             self.fill_absent(first, bytes);
         })?;
         match is_read {
@@ -115,7 +142,24 @@ impl SharedMemory {
         }
     }
 
-    fn absent_source(&self) -> Option<Arc<dyn AbsentPages>> {
+    /// Fills a page in transition with its bytes among those of consecutive pages.
+    fn fill_in_transition(&self, page: u64, first: u64, bytes: &[u8]) -> bool {
+        let at = page.wrapping_sub(first) as usize * PAGE_BYTES;
+        let (Some(host), Some(bytes)) = (self.host(page), bytes.get(at..at + PAGE_BYTES)) else {
+            return false;
+        };
+        // SAFETY: a whole page of RAM, which `host` found, and a whole page of bytes. No user may
+        // use the page before the operation that reads it is done.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host, PAGE_BYTES) };
+        true
+    }
+
+    /// Absent pages in transition whose bytes come from elsewhere.
+    fn awaited(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn absent_source(&self) -> Option<Source> {
         let source = self.absent.read();
         source.unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -18,6 +18,7 @@
 //! - A mapper may use a page after [`Memory::acquire`] or [`Memory::held`], or in a mapping
 //!   that [`MmuNotifier::granted`] made, until [`MmuNotifier::revoke`].
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -33,7 +34,7 @@ use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::history::PageHistory;
 use super::notifier::MmuNotifier;
 use super::outbox::{Links, Transport};
-use super::page_source::AbsentPages;
+use super::page_source::Source;
 use super::served::{FaultObserver, ServedCounts};
 use super::signal::Signal;
 use super::state::State;
@@ -78,7 +79,9 @@ pub struct SharedMemory {
     pub(super) history: Mutex<PageHistory>,
     state: Mutex<State>,
     /// Where absent pages are, while there are any.
-    pub(super) absent: RwLock<Option<Arc<dyn AbsentPages>>>,
+    pub(super) absent: RwLock<Option<Source>>,
+    /// Absent pages in transition whose bytes come from elsewhere.
+    pub(super) awaited: Mutex<BTreeSet<u64>>,
     /// Time 0 of the controller.
     start: Instant,
     pub(super) transport: Arc<dyn Transport>,
@@ -139,6 +142,7 @@ impl SharedMemory {
             history: Mutex::new(PageHistory::new(pages)),
             state: Mutex::new(State::new(controller)),
             absent: RwLock::default(),
+            awaited: Mutex::default(),
             start: Instant::now(),
             transport: options.transport,
             links: Links::default(),
@@ -239,7 +243,7 @@ impl SharedMemory {
 
     /// Ends the memory because of a failure. May be called with the lock held: the
     /// deferred-work thread reports the reason.
-    pub(super) fn fail(&self, reason: String) {
+    pub fn fail(&self, reason: String) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_over() {
             return;

@@ -287,7 +287,7 @@ impl SharedMemory {
             self.membership.give();
         }
         let operate = |operation: &Action<Kept>| match self.operate(operation) {
-            Ok(()) => true,
+            Ok(is_done) => is_done,
             Err(reason) => {
                 self.fail(reason);
                 false
@@ -297,8 +297,9 @@ impl SharedMemory {
         !after.operations.is_empty()
     }
 
-    /// Carries out an operation. The pages are in transition: nothing else happens to them.
-    fn operate(&self, operation: &Action<Kept>) -> Result<(), String> {
+    /// Carries out an operation; whether it is done, or is when its page comes. The pages are in
+    /// transition: nothing else happens to them.
+    fn operate(&self, operation: &Action<Kept>) -> Result<bool, String> {
         #[cfg(test)]
         super::tests::assert_unlocked("an operation is carried out");
         let address = |page: u64| page << PAGE_SHIFT;
@@ -307,13 +308,14 @@ impl SharedMemory {
                 .ram()
                 .give_back(address(first), address(count) as usize);
             return given
+                .map(|()| true)
                 .map_err(|error| format!("memory cannot be given back to the host: {error}"));
         }
         if let Action::Load { page } = *operation {
             return self.load(page);
         }
         let Some(notifier) = self.notifier.get() else {
-            return Ok(());
+            return Ok(true);
         };
         let (what, done) = match *operation {
             Action::Revoke { page, kept } => {
@@ -330,9 +332,10 @@ impl SharedMemory {
             }
             Action::Hide { page } => ("hidden from vCPUs", notifier.hide(address(page))),
             Action::Watch { page } => ("watched for use", notifier.watch_for_use(address(page))),
-            _ => return Ok(()),
+            _ => return Ok(true),
         };
-        done.map_err(|error| format!("a page could not be {what}: {error}"))
+        done.map(|()| true)
+            .map_err(|error| format!("a page could not be {what}: {error}"))
     }
 }
 

@@ -231,8 +231,10 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         timekeeper = Some(joined.timekeeper.clone());
         // With its links read, a slice that takes long to read its part is not lost.
         if let Some(restore) = &checkpoint.restore {
-            saved = read_pages(&core.ram, Some(slice), restore)?;
-            writer.load(restore.set.manifest().identity);
+            let identity = restore.set.manifest().identity;
+            let pages = read_pages(&core.ram, Some(slice), restore)?;
+            saved = pages.map(|pages| (pages, identity));
+            writer.load(identity);
         }
         obey(slice, joined, &handle)?;
     } else if let Some(restore) = &checkpoint.restore {

@@ -19,6 +19,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use weft_aggregate::Slice;
 use weft_checkpoint::{Identity, PAGE_BYTES, Set, Written};
+use weft_coherent_memory::Source;
 use weft_guest_memory::{DEVICE_HOLE, FOUR_GIB, Ram};
 
 use super::MachineError;
@@ -133,7 +134,7 @@ pub(super) fn read_pages(
     };
     let memory = slice.memory();
     let saved = Arc::new(SavedMemory::open(&restore.set, memory.first_pages())?);
-    let adopted = memory.adopt_absent(saved.pages(), saved.clone());
+    let adopted = memory.adopt_absent(saved.pages(), Source::Here(saved.clone()));
     adopted.map_err(MachineError::Restore)?;
     Ok(Some(saved))
 }

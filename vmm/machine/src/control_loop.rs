@@ -131,6 +131,7 @@ impl ControlLoop {
             }
             SliceCommand::SaveProgress => return Ok(self.handle.writer.report()),
             SliceCommand::EndSave => self.handle.writer.give_up(),
+            SliceCommand::LoadPages { identity } => self.handle.writer.load(*identity),
             SliceCommand::KeepOwned => drop(self.handle.request(MachineRequest::KeepOwned)?),
             SliceCommand::Reclaim { pages } => {
                 if let Err(error) = self.slice.memory().reclaim(pages.clone()) {

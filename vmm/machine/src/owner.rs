@@ -82,8 +82,8 @@ pub(super) struct Owner {
     /// [`CheckpointIo::channels`]: super::CheckpointIo::channels
     pub channels: Vec<Option<OwnedFd>>,
     pub writer: Arc<PageWriter>,
-    /// On the primary: what slices on other hosts are sent when the machine is restored.
-    pub saved: Option<Arc<SavedMemory>>,
+    /// On the primary: what slices on other hosts read from here when the machine is restored.
+    pub saved: Option<(Arc<SavedMemory>, weft_checkpoint::Identity)>,
     /// Between [`MachineRequest::GiveHome`] and what follows it.
     pub given: Option<Given>,
     /// On a process that takes the place of node 0 among others, until

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use weft_checkpoint::{CheckpointError, PAGE_BYTES, PageSource, Set};
+use weft_checkpoint::{CheckpointError, Extent, PAGE_BYTES, PageSource, Set};
 use weft_coherent_memory::AbsentPages;
 use weft_confine::lock;
 
@@ -19,7 +19,6 @@ pub(super) struct SavedMemory {
 /// Stops a walk.
 enum Stop {
     Enough,
-    Refused(String),
     Failed(CheckpointError),
 }
 
@@ -42,24 +41,19 @@ impl SavedMemory {
     /// Ranges of pages that are not zero, in ascending order.
     pub fn pages(&self) -> impl Iterator<Item = Range<u64>> {
         let extents = self.source.extents().iter();
-        let own = |extent: &weft_checkpoint::Extent| {
-            extent.first.max(self.own.start)..extent.end().min(self.own.end)
-        };
+        let own =
+            |extent: &Extent| extent.first.max(self.own.start)..extent.end().min(self.own.end);
         extents.map(own).filter(|pages| !pages.is_empty())
     }
 }
 
 impl SavedMemory {
-    /// Reads some pages, of another slice for example, in the order of the files.
-    pub fn read_range(
-        &self,
-        pages: &Range<u64>,
-        mut take: impl FnMut(u64, &[u8]) -> Result<(), String>,
-    ) -> Result<(), String> {
-        let read = self.source.read_all(pages, |first, bytes| {
-            take(first, bytes).map_err(Stop::Refused)
-        });
-        read.or_else(Stop::outcome)
+    /// Those of these pages that are not zero, in the order of the files. Each range is in one
+    /// run.
+    pub fn pages_within(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
+        let extents = self.source.within(pages);
+        let within = |extent: &Extent| extent.first.max(pages.start)..extent.end().min(pages.end);
+        extents.iter().map(|extent| within(extent)).collect()
     }
 }
 
@@ -67,7 +61,6 @@ impl Stop {
     fn outcome(self) -> Result<(), String> {
         match self {
             Self::Enough => Ok(()),
-            Self::Refused(reason) => Err(reason),
             Self::Failed(error) => Err(named(&error)),
         }
     }

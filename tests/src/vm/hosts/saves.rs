@@ -2,11 +2,12 @@
 //! other hosts. The guest writes to its pages and checks each of them at the end.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
+use super::home::at_work;
 use super::migration::judge_writes;
 use super::{BOUND, LONG_BOUND, Site};
 use crate::guest::Guest;
@@ -19,6 +20,10 @@ pub(super) const CHECKS: [(&str, usize, Check); 1] = [(
     2,
     elsewhere,
 )];
+
+/// Those whose machine leaves the host that has the files.
+pub(super) const LEAVING_CHECKS: [(&str, usize, Check); 1] =
+    [("saved, continued, and gone from the files at once", 2, gone)];
 
 impl Site<'_> {
     /// Saves the machine `m` while it runs; the report.
@@ -80,4 +85,35 @@ fn elsewhere(site: &mut Site<'_>) -> Result<String> {
     site.continued(&second, &[])?;
     let pause = rest["pause_seconds"].as_f64().unwrap_or(0.0);
     Ok(format!("paused for {:.1} ms", 1e3 * pause))
+}
+
+/// The home of a machine that continues leaves for another host while a third still reads its
+/// pages: they have all of them when it is gone, so the files may go, too.
+fn gone(site: &mut Site<'_>) -> Result<String> {
+    let shape = ["--on", "h1", "--cpus", "1,1", "--memory", "128M,128M"];
+    site.start_shaped(&site.home, &shape, "dirty 60 3000 12; read word")?;
+    at_work(site)?;
+    let set = site.bench.directory.join("set");
+    let path = set.to_string_lossy();
+    site.ask(&["vm", "save", "m", &path, "--stop", "--json"])?;
+    site.all_given_back()?;
+    let mut left_ms = Vec::new();
+    for shape in [
+        ["--on", "h2", "--cpus", "1,1", "--memory", "64M,192M"],
+        ["--on", "h2", "--cpus", "2,0", "--memory", "128M,128M"],
+    ] {
+        let words = ["vm", "start", "--name", "m", "--restore", &path];
+        let output = site.weft(&[&words[..], &shape].concat()).output()?;
+        ensure!(output.status.success(), "{output:?}");
+        let begun = Instant::now();
+        site.go(0, 1, "--timeout=60")?;
+        left_ms.push(begun.elapsed().as_millis());
+        let mut console = site.console_at(1)?;
+        let right = console.wait_for("dirty: right", LONG_BOUND);
+        ensure!(right.is_some(), "the guest's pages are not right");
+        site.stop_at(1)?;
+        console.finish(BOUND)?;
+        site.all_given_back()?;
+    }
+    Ok(format!("left after {left_ms:?} ms"))
 }

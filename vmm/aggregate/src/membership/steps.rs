@@ -274,6 +274,12 @@ impl Slice {
                 if !held.is_nothing() {
                     return Ok(Answer::NotYet(format!("node {node} still has {held:?}")));
                 }
+                let readers = self.pages_server.readers();
+                if !readers.is_empty() {
+                    return Ok(Answer::NotYet(format!(
+                        "nodes {readers:?} still read the checkpoint that the machine continues"
+                    )));
+                }
             }
             Step::Mentions => {
                 if let Some(page) = memory.mentions(id) {
@@ -288,6 +294,7 @@ impl Slice {
                     return Err(format!("the link to node {node} did not end"));
                 }
                 memory.set_member(id, Standing::Absent).map_err(said)?;
+                self.pages_server.end(node);
             }
             // Commands of their own.
             Step::Learn | Step::Go => return Err("it is no step of this slice".into()),

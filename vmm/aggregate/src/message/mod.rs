@@ -25,9 +25,12 @@
 //! | 175 | the pages that a vCPU used before it left | | vCPU | slice, epoch | [runs](crate::working_set) |
 //! | 176 | the access history of pages that the receiver gets, or manages | | | | [runs](crate::page_history) |
 //! | 177 | the next bytes of the sender's file of a checkpoint | | | ticket | bytes |
-//! | 178 | pages of a checkpoint, which the receiver manages | | | ticket, first page | bytes |
+//! | 178 | pages that a checkpoint has, which the receiver manages | | | ticket | ranges of pages |
 //! | 180 | the sender takes the place of slice 0 | | | | |
 //! | 181 | the sender, which had that place, goes on | | | | |
+//! | 182 | wants consecutive pages of those of a 178 | | | first page, how many | |
+//! | 183 | some of them | | | first page, how many follow | bytes |
+//! | 184 | the sender has all pages of the checkpoint | | | | |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
@@ -66,10 +69,13 @@ const WANTS_MOVE: u8 = 170;
 const WORKING_SET: u8 = 175;
 const HISTORY: u8 = 176;
 const SAVED: u8 = 177;
-const RESTORED: u8 = 178;
+const ABSENT: u8 = 178;
 const COPIED: u8 = 179;
 const SUCCEEDS: u8 = 180;
 const GOES_ON: u8 = 181;
+const READ_PAGES: u8 = 182;
+const PAGES_READ: u8 = 183;
+const ALL_READ: u8 = 184;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -184,14 +190,30 @@ pub enum SliceMessage<'a> {
     /// To the primary: the next bytes of the sender's file of a checkpoint; answered by
     /// `Accessed` with an error number, or zero.
     Saved { ticket: u64, bytes: &'a [u8] },
-    /// From the primary: pages of a checkpoint, which the receiver manages; answered by
+    /// From the primary: pages that a checkpoint has, which the receiver manages; answered by
     /// `Accessed` with an error number, or zero.
-    Restored {
+    Absent {
         ticket: u64,
+        /// [`super::unread_pages`] has their form.
+        ranges: &'a [u8],
+    },
+    /// To the primary: read consecutive pages of the checkpoint; answered by some `PagesRead`.
+    ReadPages {
         /// The number of the first page.
         first: u64,
+        /// How many.
+        count: u64,
+    },
+    /// Some of the pages that were asked for.
+    PagesRead {
+        /// The number of the first page.
+        first: u64,
+        /// How many pages of the request follow these.
+        follow: u64,
         bytes: &'a [u8],
     },
+    /// To the primary: the sender has all its pages of the checkpoint.
+    AllRead,
     /// From the primary: a step of the copy of one of its disks; answered by `Accessed` with an
     /// error number, or zero.
     Copied {
@@ -341,11 +363,16 @@ impl<'a> SliceMessage<'a> {
                 (header(SERIAL_INPUT, 0, 0, [*ticket, 0, 0]), bytes)
             }
             Self::Saved { ticket, bytes } => (header(SAVED, 0, 0, [*ticket, 0, 0]), bytes),
-            Self::Restored {
-                ticket,
+            Self::Absent { ticket, ranges } => (header(ABSENT, 0, 0, [*ticket, 0, 0]), ranges),
+            Self::ReadPages { first, count } => {
+                (header(READ_PAGES, 0, 0, [*first, *count, 0]), &[])
+            }
+            Self::PagesRead {
                 first,
+                follow,
                 bytes,
-            } => (header(RESTORED, 0, 0, [*ticket, *first, 0]), bytes),
+            } => (header(PAGES_READ, 0, 0, [*first, *follow, 0]), bytes),
+            Self::AllRead => (header(ALL_READ, 0, 0, [0; 3]), &[]),
             Self::Copied {
                 ticket,
                 disk,
@@ -473,11 +500,20 @@ impl<'a> SliceMessage<'a> {
                 ticket: first,
                 bytes: payload,
             },
-            RESTORED => Self::Restored {
+            ABSENT => Self::Absent {
                 ticket: first,
-                first: second,
+                ranges: payload,
+            },
+            READ_PAGES => Self::ReadPages {
+                first,
+                count: second,
+            },
+            PAGES_READ => Self::PagesRead {
+                first,
+                follow: second,
                 bytes: payload,
             },
+            ALL_READ => Self::AllRead,
             COPIED => Self::Copied {
                 ticket: first,
                 disk: byte(second >> 8)?,
@@ -576,11 +612,20 @@ mod tests {
                 ticket: 6,
                 bytes: b"WEFTPAGE",
             },
-            SliceMessage::Restored {
+            SliceMessage::Absent {
                 ticket: 7,
+                ranges: &[1; 16],
+            },
+            SliceMessage::ReadPages {
+                first: 1 << 40,
+                count: 256,
+            },
+            SliceMessage::PagesRead {
                 first: 0x10_0000,
+                follow: 255,
                 bytes: b"page",
             },
+            SliceMessage::AllRead,
             SliceMessage::Copied {
                 ticket: 8,
                 disk: 3,

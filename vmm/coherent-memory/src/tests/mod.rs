@@ -19,6 +19,7 @@ use weft_wire::Header;
 
 use super::*;
 
+mod absent;
 pub(super) mod evict;
 mod history;
 mod membership;

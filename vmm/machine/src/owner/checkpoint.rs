@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_aggregate::Slice;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
-use weft_checkpoint::Written;
+use weft_checkpoint::{Identity, Written};
 use weft_platform::part::Version;
 use weft_vcpu::PAGE_SIZE;
 
@@ -113,11 +114,11 @@ impl Owner {
     fn restore_all(&mut self, request: &'static str, state: MachineState) -> Result<(), Refusal> {
         let saved = self.saved.take();
         if let Some(slice) = self.commanding_slice() {
-            if let Some(saved) = saved {
-                let sent = send_restored(slice, &self.channels, &saved);
-                sent.map_err(|reason| refused(request, reason))?;
+            if let Some((saved, identity)) = saved {
+                let served = serve_restored(slice, &self.channels, saved, identity);
+                served.map_err(|reason| refused(request, reason))?;
             }
-            // A secondary replies when it has its part of RAM: devices and vCPUs may
+            // A secondary replies when it has adopted its part of RAM: devices and vCPUs may
             // access any part of it from now on.
             let patience = Duration::from_secs(CHECKPOINT_SECONDS_MAX);
             let begun = slice.begin_command(&SliceCommand::Status);
@@ -408,21 +409,27 @@ fn wait_until_written(writer: &PageWriter, slice: Option<&Slice>) -> Result<Vec<
     }
 }
 
-/// Sends the pages of slices on other hosts, which cannot read the files.
-fn send_restored(
+/// Has the slices on other hosts, which cannot read the files, get their pages from here.
+fn serve_restored(
     slice: &Slice,
     channels: &[Option<OwnedFd>],
-    saved: &SavedMemory,
+    saved: Arc<SavedMemory>,
+    identity: Identity,
 ) -> Result<(), String> {
     let is_remote = |node: &usize| channels.get(node - 1).is_none_or(Option::is_none);
-    for node in (1..slice.placement().slices()).filter(is_remote) {
-        for part in slice.placement().memory_of(node) {
-            let pages = part.start / PAGE_SIZE..part.end / PAGE_SIZE;
-            saved.read_range(&pages, |first, bytes| {
-                let sent = slice.send_restored(node, first, bytes);
-                sent.map_err(|error| format!("node {node} did not take its memory: {error}"))
-            })?;
-        }
+    let pages_of = |node| {
+        let parts = slice.placement().memory_of(node).into_iter();
+        let pages = parts.map(|part| part.start / PAGE_SIZE..part.end / PAGE_SIZE);
+        pages.flat_map(|pages| saved.pages_within(&pages)).collect()
+    };
+    let readers: BTreeMap<usize, Vec<_>> = (1..slice.placement().slices())
+        .filter(is_remote)
+        .map(|node| (node, pages_of(node)))
+        .filter(|(_, pages): &(usize, Vec<_>)| !pages.is_empty())
+        .collect();
+    slice.serve_pages(saved, &readers)?;
+    for node in readers.keys() {
+        slice.command(*node, &SliceCommand::LoadPages { identity })?;
     }
     Ok(())
 }
