@@ -36,10 +36,11 @@ use weft_bench::vm::split::split;
 use weft_bench::vm::storage::storage;
 use weft_bench::vm::vcpu_move::vcpu_move;
 use weft_bench::vm::web::web;
+use weft_bench::vm::with_disks::with_disks;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 38] = [
+const BENCHMARKS: [&str; 39] = [
     "latency",
     "unstretched",
     "throughput",
@@ -72,6 +73,7 @@ const BENCHMARKS: [&str; 38] = [
     "vm-smemv",
     "vm-ping",
     "vm-home",
+    "vm-with-disks",
     "cluster-drain",
     "mpi-gain",
     "mpi-network",
@@ -177,6 +179,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "vm-smemv" => smemv(place, &options.images(), repeat),
         "vm-ping" => vm_ping(place, &options.images(), repeat),
         "vm-home" => home(place, &options.images(), repeat),
+        "vm-with-disks" => with_disks(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

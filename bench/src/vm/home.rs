@@ -95,7 +95,7 @@ fn measure(site: &Site<'_>, images: &Images, load: usize) -> Result<(Track, Vec<
 }
 
 /// `weft vm start` instead of `weft vm run`.
-fn detached(run: &Command) -> Command {
+pub(super) fn detached(run: &Command) -> Command {
     let mut command = Command::new(run.get_program());
     for argument in run.get_args() {
         command.arg(match argument.to_str() {

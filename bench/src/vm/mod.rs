@@ -25,3 +25,4 @@ pub mod storage;
 pub mod vcpu_move;
 mod way;
 pub mod web;
+pub mod with_disks;

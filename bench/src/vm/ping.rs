@@ -27,6 +27,8 @@ pub(super) const NAMES: [&str; 4] = ["home", "h1", "h2", "h3"];
 const CLIENT: usize = NAMES.len();
 const PORT: u16 = 7117;
 const TAP: &str = "weft-tap";
+/// The directory for disks, which machines of the hosts before may write to.
+const DISKS: &str = "disks";
 /// As which user a machine's slices run.
 const USER: u32 = 60100;
 /// What each host lends.
@@ -113,6 +115,7 @@ impl<'a> Site<'a> {
             star.add_tap(*host, TAP, user)?;
         }
         let directory = place.work.join(name);
+        fs::create_dir_all(directory.join(DISKS))?;
         let context = Context {
             weft: place.weft.clone(),
             programs: place.programs.clone(),
@@ -136,7 +139,10 @@ impl<'a> Site<'a> {
                 .collect();
             identity.configure(&format!("0.0.0.0:{PORT}"), LENT, &peers)?;
             if own > LAUNCHER && taps.contains(&own) {
-                let lines = format!("user = {USER}\nnetworks = [\"tap={TAP}\"]\n");
+                let lines = format!(
+                    "user = {USER}\nnetworks = [\"tap={TAP}\"]\ndisks = [\"{}/,rw\"]\n",
+                    directory.join(DISKS).display()
+                );
                 identity.take_machines_of(NAMES[own - 1], &lines)?;
             }
         }
@@ -152,6 +158,9 @@ impl<'a> Site<'a> {
             let variable = format!("XDG_RUNTIME_DIR={}", site.run_directory(host)?.display());
             prefix.extend(["env".into(), variable.into()]);
             prefix.extend(namespace::with_tun(&site.directory.join("tun")));
+            let (own, place) = (site.disks(host), site.disks(LAUNCHER));
+            fs::create_dir_all(&own)?;
+            prefix.extend(namespace::with_directory(&own, &place));
             let wanted = Wanted {
                 host: Star::address(host),
                 port: PORT,
@@ -165,6 +174,14 @@ impl<'a> Site<'a> {
             site.daemons.push(daemon);
         }
         Ok(site)
+    }
+
+    /// A host's files at the path that the launcher's host has for disks.
+    pub fn disks(&self, host: usize) -> PathBuf {
+        match host {
+            LAUNCHER => self.directory.join(DISKS),
+            _ => self.directory.join(NAMES[host]).join(DISKS),
+        }
     }
 
     /// Where machines of a host are found.

@@ -83,7 +83,10 @@ struct Requests {
     /// Those that a step needs.
     urgent: VecDeque<usize>,
     under_way: BTreeSet<usize>,
-    /// All ranges before this one were asked for unasked; `None`: that has not begun.
+    /// Those that came at least once.
+    came: BTreeSet<usize>,
+    /// All ranges before this one came or are under way; `None`: only those that a step needs
+    /// are asked for so far.
     next: Option<usize>,
 }
 
@@ -100,8 +103,8 @@ impl Requests {
         }
         let index = self.urgent.pop_front().or_else(|| {
             let next = self.next.as_mut()?;
-            // One that is under way for a step comes anyway.
-            while self.under_way.contains(next) {
+            // Some came, or come, for a step.
+            while self.under_way.contains(next) || self.came.contains(next) {
                 *next += 1;
             }
             let index = (*next < self.ranges.len()).then_some(*next)?;
@@ -119,8 +122,7 @@ impl Requests {
     }
 
     fn all_came(&self) -> bool {
-        let asked = self.next.is_some_and(|next| next >= self.ranges.len());
-        asked && self.under_way.is_empty() && self.urgent.is_empty()
+        self.came.len() == self.ranges.len()
     }
 }
 
@@ -154,12 +156,13 @@ impl UnreadPages {
             return;
         };
         requests.under_way.remove(&index);
+        requests.came.insert(index);
         if memory.awaits_absent(requests.ranges[index].clone()) {
             requests.need(index);
         }
         drop(requests);
-        self.answered.notify_all();
         self.send();
+        self.answered.notify_all();
     }
 
     fn send(&self) {
@@ -315,16 +318,23 @@ mod tests {
         requests.need(requests.find(8).unwrap());
         assert_eq!(requests.begin(), Some(8..16));
         assert_eq!(requests.begin(), None);
-        requests.under_way.remove(&0);
+        let end = |requests: &mut Requests, index| {
+            requests.under_way.remove(&index);
+            requests.came.insert(index);
+        };
+        end(&mut requests, 0);
+        end(&mut requests, 2);
         assert_eq!(requests.begin(), Some(0..8));
-        requests.under_way.remove(&1);
-        // The one that came for a step is not asked for again.
+        // The one that came for a step is not asked for again, unless a step needs it.
         assert_eq!(requests.begin(), Some(20..30));
-        requests.under_way.clear();
+        end(&mut requests, 1);
+        assert!(!requests.all_came());
+        requests.need(0);
+        assert_eq!(requests.begin(), Some(40..50));
+        end(&mut requests, 0);
+        end(&mut requests, 3);
         assert_eq!(requests.begin(), None);
         assert!(requests.all_came());
         assert_eq!(requests.find(16), None);
-        requests.need(0);
-        assert!(!requests.all_came());
     }
 }

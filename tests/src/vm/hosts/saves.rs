@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::home::at_work;
 use super::migration::judge_writes;
-use super::{BOUND, LONG_BOUND, Site};
+use super::{BOUND, LONG_BOUND, Site, wait_until};
 use crate::guest::Guest;
 
 type Check = fn(&mut Site<'_>) -> Result<String>;
@@ -98,20 +98,29 @@ fn gone(site: &mut Site<'_>) -> Result<String> {
     site.ask(&["vm", "save", "m", &path, "--stop", "--json"])?;
     site.all_given_back()?;
     let mut left_ms = Vec::new();
-    for shape in [
-        ["--on", "h2", "--cpus", "1,1", "--memory", "64M,192M"],
-        ["--on", "h2", "--cpus", "2,0", "--memory", "128M,128M"],
+    let halves = "128M,128M";
+    // The last one keeps its second node, whose host has the home then.
+    for (cpus, memory, to, home) in [
+        ("1,1", "64M,192M", "h1=260M", 1),
+        ("2,0", halves, "h1=260M", 1),
+        ("1,1", "64M,192M", "1=140M,h1=140M", 2),
     ] {
         let words = ["vm", "start", "--name", "m", "--restore", &path];
+        let shape = ["--on", "h2", "--cpus", cpus, "--memory", memory];
         let output = site.weft(&[&words[..], &shape].concat()).output()?;
         ensure!(output.status.success(), "{output:?}");
         let begun = Instant::now();
-        site.go(0, 1, "--timeout=60")?;
+        let view = site.ask_at(0, &["vm", "migrate", "m", to, "--json"])?;
+        let moved = &view["migrated"];
+        ensure!(moved["home"]["host"] == format!("h{home}"), "{view}");
+        wait_until("the old host to be left", || {
+            Ok(site.machines_at(0)?.is_empty())
+        })?;
         left_ms.push(begun.elapsed().as_millis());
-        let mut console = site.console_at(1)?;
+        let mut console = site.console_at(home)?;
         let right = console.wait_for("dirty: right", LONG_BOUND);
         ensure!(right.is_some(), "the guest's pages are not right");
-        site.stop_at(1)?;
+        site.stop_at(home)?;
         console.finish(BOUND)?;
         site.all_given_back()?;
     }
