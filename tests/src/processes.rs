@@ -40,6 +40,16 @@ pub struct Identity {
     pub start: u64,
 }
 
+impl Identity {
+    /// Sorts the children of a process by the order in which they were made. Several start in one
+    /// tick; then their numbers tell, which begin anew behind the largest.
+    pub(crate) fn order(&self, parent: i32) -> (u64, i32) {
+        let text = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap_or_default();
+        let numbers = text.trim().parse().unwrap_or(i32::MAX);
+        (self.start, (self.pid - parent).rem_euclid(numbers))
+    }
+}
+
 /// What `/proc/PID/stat` says that matters here.
 #[derive(Debug, Clone)]
 pub struct Process {
@@ -229,6 +239,17 @@ pub fn where_it_waits(process: &Process) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_are_in_order_where_their_numbers_begin_anew() {
+        let text = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap();
+        let end: i32 = text.trim().parse().unwrap();
+        let process = |start, pid| Identity { pid, start };
+        let mut some = [(9, 302), (8, 303), (8, end - 1), (8, 301)].map(|(s, p)| process(s, p));
+        some.sort_by_key(|process| process.order(end - 7));
+        let numbers = some.map(|process| process.pid);
+        assert_eq!(numbers, [end - 1, 301, 303, 302]);
+    }
 
     #[test]
     fn a_name_with_brackets_is_read() {

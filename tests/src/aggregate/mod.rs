@@ -329,7 +329,7 @@ impl<'a> Bench<'a> {
             let mut found = crate::processes::all();
             found.retain(|process| process.parent == parent);
             // Node 0's is made last.
-            found.sort_by_key(|process| (process.identity.start, process.identity.pid));
+            found.sort_by_key(|process| process.identity.order(parent));
             if found.len() == nodes {
                 return Ok(found);
             }

@@ -91,7 +91,7 @@ fn elsewhere(site: &mut Site<'_>) -> Result<String> {
 /// pages: they have all of them when it is gone, so the files may go, too.
 fn gone(site: &mut Site<'_>) -> Result<String> {
     let shape = ["--on", "h1", "--cpus", "1,1", "--memory", "128M,128M"];
-    site.start_shaped(&site.home, &shape, "dirty 60 3000 12; read word")?;
+    site.start_shaped(&site.home, &shape, "dirty 60 3000 6; read word")?;
     at_work(site)?;
     let set = site.bench.directory.join("set");
     let path = set.to_string_lossy();

@@ -188,8 +188,13 @@ fn the_platform_moves_while_the_guest_uses_it() {
         slices.check();
         over.store(true, Ordering::SeqCst);
         let typed = typist.join().unwrap();
-        assert!(typed > 0);
         let read = slices.judge.typed.lock().unwrap().clone();
+        assert!(
+            typed > 0,
+            "nothing was typed, {} bytes were read; on {cpus:?}, platform at {from}, reading: {:?}",
+            read.len(),
+            slices.judge.reads
+        );
         assert!(
             read.len() >= typed && read[..] == all[..read.len()],
             "{typed} typed"
