@@ -4,8 +4,8 @@
 //! ```text
 //!  slice 0                                              slice on another host
 //!     │ ──── Absent: which pages of its part exist ───────▶ │ adopts them
-//!     │ ◀─── ReadPages: consecutive ones of them ────────── │ at most 2 requests under way,
-//!     │ ──── PagesRead, some times ───────────────────────▶ │ those first that a step needs
+//!     │ ◀─── ReadPages: consecutive ones of them ────────── │ 2 under way for steps, or 1
+//!     │ ──── PagesRead, some times ───────────────────────▶ │ of those that none needs yet
 //!     │ ◀─── AllRead ───────────────────────────────────── │
 //! ```
 //!
@@ -31,7 +31,9 @@ use super::message::SliceMessage;
 use super::message::chunk::CHUNK_MAX;
 use super::peers::Peers;
 
-/// Requests of a slice that may be under way: slice 0 reads for one, and sends for the other.
+/// Requests of a slice that may be under way: slice 0 reads for one, and sends for the other. A
+/// request for pages that no step needs begins when none is under way, so a step waits behind one
+/// at most.
 pub(super) const UNDER_WAY_MAX: usize = 2;
 /// Pages of one request.
 const REQUEST_PAGES_MAX: u64 = 256;
@@ -101,8 +103,9 @@ impl Requests {
         if self.under_way.len() == UNDER_WAY_MAX {
             return None;
         }
+        let is_busy = !self.under_way.is_empty();
         let index = self.urgent.pop_front().or_else(|| {
-            let next = self.next.as_mut()?;
+            let next = self.next.as_mut().filter(|_| !is_busy)?;
             // Some came, or come, for a step.
             while self.under_way.contains(next) || self.came.contains(next) {
                 *next += 1;
@@ -311,28 +314,31 @@ mod tests {
     #[test]
     fn what_a_step_needs_goes_first_and_two_requests_are_under_way() {
         let mut requests = requests(&[40..50, 0..8, 8..16, 20..30]);
-        assert_eq!(requests.begin(), None);
-        requests.next = Some(0);
-        assert_eq!(requests.begin(), Some(40..50));
-        requests.need(requests.find(9).unwrap());
-        requests.need(requests.find(8).unwrap());
-        assert_eq!(requests.begin(), Some(8..16));
-        assert_eq!(requests.begin(), None);
         let end = |requests: &mut Requests, index| {
             requests.under_way.remove(&index);
             requests.came.insert(index);
         };
+        assert_eq!(requests.begin(), None);
+        requests.next = Some(0);
+        // One that no step needs, and one that a step does.
+        assert_eq!(requests.begin(), Some(40..50));
+        assert_eq!(requests.begin(), None);
+        requests.need(requests.find(9).unwrap());
+        requests.need(requests.find(8).unwrap());
+        requests.need(requests.find(21).unwrap());
+        assert_eq!(requests.begin(), Some(8..16));
+        assert_eq!(requests.begin(), None);
         end(&mut requests, 0);
+        assert_eq!(requests.begin(), Some(20..30));
+        end(&mut requests, 3);
         end(&mut requests, 2);
         assert_eq!(requests.begin(), Some(0..8));
-        // The one that came for a step is not asked for again, unless a step needs it.
-        assert_eq!(requests.begin(), Some(20..30));
-        end(&mut requests, 1);
         assert!(!requests.all_came());
         requests.need(0);
         assert_eq!(requests.begin(), Some(40..50));
+        end(&mut requests, 1);
         end(&mut requests, 0);
-        end(&mut requests, 3);
+        // What came for a step is not asked for again, unless a step needs it.
         assert_eq!(requests.begin(), None);
         assert!(requests.all_came());
         assert_eq!(requests.find(16), None);
