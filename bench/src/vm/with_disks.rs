@@ -96,7 +96,7 @@ fn leave(
     images: &Images,
     image: &Path,
     script: &str,
-) -> Result<[(&'static str, f64); 3]> {
+) -> Result<[(&'static str, f64); 4]> {
     let script = format!(
         "echo {READY}; (while [ ! -e /tmp/stop ]; do {script}; done) & \
          read line; touch /tmp/stop; wait; echo stopped"
@@ -128,20 +128,19 @@ fn leave(
     let copied = fs::metadata(site.disks(LAUNCHER + 1).join("disk"));
     ensure!(copied.context("no copy")?.len() == (DISK_MB as u64) << 20);
     let of = |name: &str| report[name].as_f64().unwrap_or(0.0);
+    let home = |name: &str| report["home"][name].as_f64().unwrap_or(0.0);
     Ok([
         ("total", of("total_s")),
         ("switch", of("pause_ns") / 1e6),
-        (
-            "home",
-            report["home"]["stopped_ns"].as_f64().unwrap_or(0.0) / 1e6,
-        ),
+        ("home", home("stopped_ns") / 1e6),
+        ("pause", home("paused_ns") / 1e6),
     ])
 }
 
 fn table(samples: &Samples) -> Table {
     let mut table = Table::new(
         "vm-with-disks",
-        "A Linux of one vCPU (256 MiB, software vCPU) leaves its host for good with `weft vm migrate --with-disks`: its disk of 512 MiB without zeroes is copied to the other host while it runs. The hosts are network namespaces of this machine with a sealed link, and both files are on one disk. The baseline copies the file on that disk: `dd bs=1M conv=fsync`, in the same run. *Total*: the whole command, with the machine's memory. *Switch* and *home*: how long the guest stood, as in `vm-home`. *Writes*: the guest writes 64 MB to the disk again and again, with a flush after each. Medians.",
+        "A Linux of one vCPU (256 MiB, software vCPU) leaves its host for good with `weft vm migrate --with-disks`: its disk of 512 MiB without zeroes is copied to the other host while it runs. The hosts are network namespaces of this machine with a sealed link, and both files are on one disk. The baseline copies the file on that disk: `dd bs=1M conv=fsync`, in the same run. *Total*: the whole command, with the machine's memory. *Switch* and *home*: how long the guest stood, as in `vm-home`; *its pause*: the part of *home* until all vCPUs and devices stand, which waits for requests of the disk that are under way. *Writes*: the guest writes 64 MB to the disk again and again, with a flush after each. Medians.",
         &[
             "what",
             "moves",
@@ -150,6 +149,7 @@ fn table(samples: &Samples) -> Table {
             "total ÷ dd",
             "switch",
             "home",
+            "its pause",
             "goal",
             "met",
         ],
@@ -169,6 +169,7 @@ fn table(samples: &Samples) -> Table {
             digits(ratio),
             format!("{} ms", digits(of("switch"))),
             format!("{} ms", digits(of("home"))),
+            format!("{} ms", digits(of("pause"))),
         ];
         row.extend(Goal::None.cells(ratio));
         table.rows.push(row);
