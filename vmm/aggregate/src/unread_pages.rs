@@ -87,8 +87,8 @@ struct Requests {
     under_way: BTreeSet<usize>,
     /// Those that came at least once.
     came: BTreeSet<usize>,
-    /// All ranges before this one came or are under way; `None`: only those that a step needs
-    /// are asked for so far.
+    /// All ranges before this one came; `None`: only those that a step needs are asked for so
+    /// far.
     next: Option<usize>,
 }
 
@@ -103,19 +103,23 @@ impl Requests {
         if self.under_way.len() == UNDER_WAY_MAX {
             return None;
         }
-        let is_busy = !self.under_way.is_empty();
-        let index = self.urgent.pop_front().or_else(|| {
-            let next = self.next.as_mut().filter(|_| !is_busy)?;
-            // Some came, or come, for a step.
-            while self.under_way.contains(next) || self.came.contains(next) {
-                *next += 1;
-            }
-            let index = (*next < self.ranges.len()).then_some(*next)?;
-            *next += 1;
-            Some(index)
-        })?;
+        let index = match self.urgent.pop_front() {
+            Some(index) => index,
+            None if self.under_way.is_empty() => self.next_unasked()?,
+            None => return None,
+        };
         self.under_way.insert(index);
         Some(self.ranges[index].clone())
+    }
+
+    /// The next range that did not come for a step.
+    fn next_unasked(&mut self) -> Option<usize> {
+        let next = self.next.as_mut()?;
+        while self.came.contains(next) {
+            *next += 1;
+        }
+        let index = *next;
+        (index < self.ranges.len()).then_some(index)
     }
 
     fn need(&mut self, index: usize) {
@@ -239,7 +243,8 @@ impl PagesServer {
         }
     }
 
-    /// Reads pages for a slice, and sends them.
+    /// Reads pages for a slice, and sends them. One that has all its pages gets no reply: its last
+    /// request may follow its `AllRead`, when the pages came by another request meanwhile.
     ///
     /// # Errors
     /// Why they cannot be read.
@@ -250,8 +255,10 @@ impl PagesServer {
         let source = {
             let served = lock(&self.0);
             let served = served.as_ref();
-            let served = served.filter(|served| served.readers.contains(&to));
-            served.ok_or(ReadError::Unexpected)?.source.clone()
+            match served.filter(|served| served.readers.contains(&to)) {
+                Some(served) => served.source.clone(),
+                None => return Ok(()),
+            }
         };
         let mut are_sent = false;
         let read = source.read(pages.start, &mut |first, bytes| {
@@ -322,6 +329,7 @@ mod tests {
         requests.next = Some(0);
         // One that no step needs, and one that a step does.
         assert_eq!(requests.begin(), Some(40..50));
+        requests.need(0);
         assert_eq!(requests.begin(), None);
         requests.need(requests.find(9).unwrap());
         requests.need(requests.find(8).unwrap());
