@@ -1,17 +1,13 @@
 //! How long a machine that leaves its host for good leaves pings unanswered.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 use weft_tests::boot::Images;
-use weft_tests::guest::Guest;
 use weft_tests::namespace;
 
-use super::ping::{
-    BETWEEN, BOUND, Client, EXCESS_MS_MAX, LAUNCHER, LOADS, NAMES, Site, in_namespace, judge,
-};
+use super::ping::{BETWEEN, BOUND, Client, EXCESS_MS_MAX, LAUNCHER, LOADS, NAMES, Site, judge};
 use crate::ping::Track;
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
@@ -76,34 +72,15 @@ pub fn home(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
 /// A machine that goes from host to host, asked meanwhile, and what each step reported.
 fn measure(site: &Site<'_>, images: &Images, load: usize) -> Result<(Track, Vec<Value>)> {
     let (what, ..) = LOADS[load];
-    let mut command = detached(&site.machine(images, load)?);
-    let output = site.at(LAUNCHER, &mut command)?.output()?;
-    ensure!(output.status.success(), "{output:?}");
-    let console = |host| -> Result<Guest> {
-        let mut command = in_namespace(&site.star, host, &site.place.weft);
-        let command = site.at(host, command.args(["vm", "console", "m"]))?;
-        Guest::start(command.stdin(Stdio::piped()))
-    };
-    let works = console(LAUNCHER)?.wait_for("dirty: at work", BOUND);
+    site.start(&site.machine(images, load)?)?;
+    let works = site.console(LAUNCHER)?.wait_for("dirty: at work", BOUND);
     ensure!(works.is_some(), "the guest does not come up");
     let measured = steps(site).with_context(|| what.to_owned())?;
-    let mut last = console(NAMES.len() - 1)?;
+    let mut last = site.console(NAMES.len() - 1)?;
     last.write("end\n")?;
     let ended = last.finish(BOUND)?;
     judge(&ended, what)?;
     Ok(measured)
-}
-
-/// `weft vm start` instead of `weft vm run`.
-pub(super) fn detached(run: &Command) -> Command {
-    let mut command = Command::new(run.get_program());
-    for argument in run.get_args() {
-        command.arg(match argument.to_str() {
-            Some("run") => "start".as_ref(),
-            _ => argument,
-        });
-    }
-    command
 }
 
 fn steps(site: &Site<'_>) -> Result<(Track, Vec<Value>)> {

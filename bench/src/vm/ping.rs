@@ -263,6 +263,27 @@ impl<'a> Site<'a> {
         Ok((client.finish()?, reports))
     }
 
+    /// `weft vm start` on the launcher's host with the options of `run`, a `weft vm run`.
+    pub fn start(&self, run: &Command) -> Result<()> {
+        let mut command = Command::new(run.get_program());
+        for argument in run.get_args() {
+            command.arg(match argument.to_str() {
+                Some("run") => "start".as_ref(),
+                _ => argument,
+            });
+        }
+        let output = self.at(LAUNCHER, &mut command)?.output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(())
+    }
+
+    /// The console of the machine `m` on a host.
+    pub fn console(&self, host: usize) -> Result<Guest> {
+        let mut command = in_namespace(&self.star, host, &self.place.weft);
+        let command = self.at(host, command.args(["vm", "console", "m"]))?;
+        Guest::start(command.stdin(Stdio::piped()))
+    }
+
     /// What `weft vm …` reports of a move.
     pub fn ask(&self, host: usize, words: &[&str]) -> Result<Value> {
         let mut command = in_namespace(&self.star, host, &self.place.weft);

@@ -5,22 +5,20 @@ use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::json;
 use weft_tests::boot::{Images, Monitor};
-use weft_tests::guest::Guest;
 use weft_tests::namespace;
 
-use super::home::detached;
-use super::ping::{BOUND, LAUNCHER, NAMES, Site, in_namespace};
+use super::ping::{BETWEEN, BOUND, LAUNCHER, NAMES, Site};
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
-/// Bytes of the disk, none of which are zero pages.
-const DISK_MB: usize = 512;
+/// Size of the disk in MiB. It has no block of zeroes.
+const DISK_MIB: usize = 512;
 const READY: &str = "disk: ready";
 /// What the guest does with its disk meanwhile: what the rows are called, and the script.
 const LOADS: [(&str, &str); 2] = [
@@ -64,7 +62,7 @@ fn fill(image: &Path) -> Result<()> {
     let mut random = vec![0; 1 << 20];
     File::open("/dev/urandom")?.read_exact(&mut random)?;
     let mut file = File::create(image)?;
-    for number in 0..DISK_MB {
+    for number in 0..DISK_MIB {
         random[0] = number as u8;
         file.write_all(&random)?;
     }
@@ -107,26 +105,20 @@ fn leave(
     let disk = image.display().to_string();
     let options = ["--name", "m", "--disk", &disk];
     boot.options.extend(options.map(Into::into));
-    let mut command = detached(&boot.command(Monitor::Soft));
-    let output = site.at(LAUNCHER, &mut command)?.output()?;
-    ensure!(output.status.success(), "{output:?}");
-    let console = |host| -> Result<Guest> {
-        let mut command = in_namespace(&site.star, host, &site.place.weft);
-        let command = site.at(host, command.args(["vm", "console", "m"]))?;
-        Guest::start(command.stdin(Stdio::piped()))
-    };
-    let ready = console(LAUNCHER)?.wait_for(READY, BOUND);
+    site.start(&boot.command(Monitor::Soft))?;
+    let ready = site.console(LAUNCHER)?.wait_for(READY, BOUND);
     ensure!(ready.is_some(), "the guest does not come up");
-    std::thread::sleep(Duration::from_secs(1));
+    // It writes meanwhile.
+    std::thread::sleep(BETWEEN);
     let to = NAMES[LAUNCHER + 1];
     let report = site.ask(LAUNCHER, &["migrate", "m", to, "--with-disks"])?;
     ensure!(report["home"]["host"] == to, "node 0 stays: {report}");
-    let mut last = console(LAUNCHER + 1)?;
+    let mut last = site.console(LAUNCHER + 1)?;
     last.write("end\n")?;
     let ended = last.finish(BOUND)?;
     ensure!(ended.line("stopped").is_some(), "{}", ended.tail(12));
     let copied = fs::metadata(site.disks(LAUNCHER + 1).join("disk"));
-    ensure!(copied.context("no copy")?.len() == (DISK_MB as u64) << 20);
+    ensure!(copied.context("no copy")?.len() == (DISK_MIB as u64) << 20);
     let of = |name: &str| report[name].as_f64().unwrap_or(0.0);
     let home = |name: &str| report["home"][name].as_f64().unwrap_or(0.0);
     Ok([
