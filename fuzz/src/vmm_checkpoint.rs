@@ -3,9 +3,10 @@
 
 use std::path::PathBuf;
 
-use weft_checkpoint::manifest::MANIFEST_BYTES_MAX;
+use weft_checkpoint::manifest::{MANIFEST_BYTES_MAX, first_line};
 use weft_checkpoint::{
     Base, FORMAT, Identity, Machine, Manifest, PAGE_BYTES, PageFile, PagesReader, PagesWriter,
+    Place, Tables, write_tables,
 };
 
 use crate::random::Random;
@@ -56,6 +57,33 @@ pub fn pages(input: &[u8]) {
     let mut repaired = input.to_vec();
     repair_pages(&mut repaired);
     read_pages(&repaired);
+    read_tables(input);
+    read_tables(&repaired);
+}
+
+/// The tables of a file give what the file gives, and none of its pages.
+fn read_tables(bytes: &[u8]) {
+    let whole = PagesReader::open(bytes, &IDENTITY, NODE, PAGES_END);
+    let mut tables = Vec::new();
+    if write_tables(&bytes, bytes.len() as u64, &mut tables).is_ok() {
+        let apart = Tables::open(&tables[..]).expect("it was written");
+        let apart = PagesReader::open(apart, &IDENTITY, NODE, PAGES_END);
+        assert_eq!(whole.is_ok(), apart.is_ok());
+        if let (Ok(whole), Ok(apart)) = (whole, apart) {
+            assert_eq!(whole.runs(), apart.runs());
+            assert_eq!(whole.written(), apart.written());
+            let runs = 0..apart.runs().len();
+            let mut buffer = Vec::new();
+            assert!(
+                runs.into_iter()
+                    .all(|run| apart.read_run(run, &mut buffer).is_err())
+            );
+        }
+    }
+    // As the tables of a longer file.
+    if let Ok(apart) = Tables::open(bytes) {
+        let _ = PagesReader::open(apart, &IDENTITY, NODE, PAGES_END);
+    }
 }
 
 fn read_pages(bytes: &[u8]) {
@@ -125,6 +153,10 @@ pub fn valid_manifest(random: &mut Random) -> Vec<u8> {
         pages: random.next(),
         unchanged: base.as_ref().map_or(0, |_| random.next()),
         bytes: random.next(),
+        place: (random.below(2) == 0).then(|| Place {
+            host: "beta".into(),
+            directory: PathBuf::from("/srv/monday"),
+        }),
     };
     let manifest = Manifest {
         identity: IDENTITY,
@@ -154,7 +186,7 @@ pub fn manifest(input: &[u8]) {
         Some(end) => &input[end + 1..],
         None => input,
     };
-    let line = format!("weft-checkpoint {FORMAT} {:08x}\n", crc32fast::hash(json));
+    let line = first_line(FORMAT, json) + "\n";
     read_manifest(&[line.as_bytes(), json].concat());
 }
 

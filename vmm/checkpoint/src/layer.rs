@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use crate::manifest::MANIFEST_BYTES_MAX;
 use crate::pages::{Span, named_twice};
 use crate::{
-    Base, BaseProblem, CheckpointError, FILES_MAX, FormatError, Manifest, PageFile, PagesReader,
-    failed,
+    Base, BaseProblem, CheckpointError, FILES_MAX, FileName, FormatError, Manifest, PagesReader,
+    Place, ReadAt, Tables, failed,
 };
 
 pub(crate) const MANIFEST: &str = "manifest";
@@ -22,10 +22,14 @@ pub(crate) fn pages_name(node: usize) -> String {
     format!("pages.{node}")
 }
 
+pub(crate) fn tables_name(node: usize) -> String {
+    format!("tables.{node}")
+}
+
 /// Whether a directory has any file of a set, whichever of them a save that was killed wrote or
 /// removed first.
 fn has_part(directory: &Path) -> bool {
-    let pages = (0..FILES_MAX).map(pages_name);
+    let pages = (0..FILES_MAX).flat_map(|node| [pages_name(node), tables_name(node)]);
     let others = [MACHINE, MANIFEST_NEW].map(str::to_owned);
     let mut names = pages.chain(others);
     names.any(|name| directory.join(name).exists())
@@ -35,12 +39,45 @@ fn has_part(directory: &Path) -> bool {
 #[derive(Debug)]
 pub(crate) struct PagesFile {
     pub path: PathBuf,
-    pub reader: PagesReader<File>,
+    pub reader: PagesReader<Content>,
+    /// Where its pages are, if not here.
+    pub elsewhere: Option<(Place, FileName)>,
+}
+
+/// What of a file of pages is here.
+#[derive(Debug)]
+pub(crate) enum Content {
+    Whole(File),
+    Tables(Tables<File>),
+}
+
+impl ReadAt for Content {
+    fn length(&self) -> io::Result<u64> {
+        match self {
+            Self::Whole(file) => file.length(),
+            Self::Tables(tables) => tables.length(),
+        }
+    }
+
+    fn read_exact_at(&self, bytes: &mut [u8], position: u64) -> io::Result<()> {
+        match self {
+            Self::Whole(file) => file.read_exact_at(bytes, position),
+            Self::Tables(tables) => tables.read_exact_at(bytes, position),
+        }
+    }
 }
 
 impl PagesFile {
     /// Makes `bytes` those of a run, and checks them.
     pub fn read_run(&self, run: usize, bytes: &mut Vec<u8>) -> Result<(), CheckpointError> {
+        if let Some((place, name)) = &self.elsewhere {
+            return Err(CheckpointError::Elsewhere {
+                file: pages_name(name.number as usize),
+                host: place.host.clone(),
+                directory: place.directory.clone(),
+                path: self.path.clone(),
+            });
+        }
         let read = self.reader.read_run(run, bytes);
         read.map_err(|error| error.of(self.path.clone()))
     }
@@ -170,14 +207,42 @@ impl Layer {
     fn open_file(&self, node: usize) -> Result<PagesFile, CheckpointError> {
         let path = self.directory.join(pages_name(node));
         let (identity, end) = (&self.manifest.identity, self.manifest.machine.pages_end);
-        let reader = PagesReader::open(open_file(&path)?, identity, node as u32, end)
-            .map_err(|error| error.of(path.clone()))?;
-        match self.manifest.pages.get(node) {
-            Some(file) if *file == PageFile::from(reader.written()) => {
-                Ok(PagesFile { path, reader })
+        let file = self.manifest.pages.get(node);
+        let place = file.and_then(|file| Some((file.place.clone()?, file.bytes)));
+        let (content, elsewhere) = match (open_file(&path), place) {
+            (Err(CheckpointError::Missing(_)), Some((place, bytes))) => {
+                let tables = self.open_tables(node)?;
+                let name = FileName {
+                    path: place.directory.join(pages_name(node)),
+                    identity: *identity,
+                    number: node as u32,
+                    bytes,
+                    pages_end: end,
+                };
+                (Content::Tables(tables), Some((place, name)))
             }
-            _ => Err(FormatError::Damaged("its number of pages").of(path)),
+            (opened, _) => (Content::Whole(opened?), None),
+        };
+        // What is wrong is in the file that was read.
+        let read = match elsewhere {
+            None => path.clone(),
+            Some(_) => self.directory.join(tables_name(node)),
+        };
+        let reader = PagesReader::open(content, identity, node as u32, end)
+            .map_err(|error| error.of(read.clone()))?;
+        match file {
+            Some(file) if file.is(reader.written()) => Ok(PagesFile {
+                path,
+                reader,
+                elsewhere,
+            }),
+            _ => Err(FormatError::Damaged("its number of pages").of(read)),
         }
+    }
+
+    fn open_tables(&self, node: usize) -> Result<Tables<File>, CheckpointError> {
+        let path = self.directory.join(tables_name(node));
+        Tables::open(open_file(&path)?).map_err(|error| error.of(path))
     }
 
     /// Reads the bytes of all pages.

@@ -3,6 +3,7 @@
 //! ```text
 //! DIRECTORY/
 //!   pages.0 … pages.N    guest memory: each page that is not zero, in one of them
+//!   tables.N             of a file of pages that is on another host: all but its pages
 //!   machine              everything else, as JSON
 //!   manifest             names the others; its rename makes the set complete
 //! ```
@@ -32,6 +33,7 @@
 //! | [`set`] | a complete set with its bases: open, verify |
 //! | [`extents`] | which file of a chain has the bytes of a page |
 //! | [`source`] | guest memory as a set has it, read in any order |
+//! | [`served`] | files of pages of a chain that one host has, for others |
 
 pub mod disk;
 pub mod extents;
@@ -39,6 +41,7 @@ mod layer;
 pub mod manifest;
 pub mod new_set;
 pub mod pages;
+pub mod served;
 pub mod set;
 pub mod source;
 
@@ -52,16 +55,17 @@ use thiserror::Error;
 
 pub use disk::{DiskChange, DiskMark};
 pub use extents::Extent;
-pub use manifest::{Base, Machine, Manifest, PageFile};
+pub use manifest::{Base, Machine, Manifest, PageFile, Place};
 pub use new_set::NewSet;
-pub use pages::{PagesReader, PagesWriter, ReadAt, Run, Written};
+pub use pages::{PagesReader, PagesWriter, ReadAt, Run, Tables, Written, write_tables};
+pub use served::{FileName, ServedFiles};
 pub use set::Set;
 pub use source::PageSource;
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 /// The format that this crate writes, and the latest that it reads.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 /// The earliest format that it reads.
 pub const FORMAT_FIRST: u32 = 1;
 /// Most sets of a chain, the last one included: what a restore opens and reads, and what one
@@ -121,6 +125,15 @@ pub enum CheckpointError {
     /// A manifest is UTF-8.
     #[error("{0} has a name that is not UTF-8, so no checkpoint can be based on it: rename it")]
     Name(PathBuf),
+    /// The bytes of pages are on another host.
+    #[error("{file} is on {host}, in {directory}: copy it from there to {path}")]
+    Elsewhere {
+        file: String,
+        host: String,
+        directory: PathBuf,
+        /// Where it can be, too.
+        path: PathBuf,
+    },
     /// A file differs from what was written.
     #[error("{path} is damaged: {what}")]
     Damaged {

@@ -5,22 +5,21 @@
 //! {"identity": …, "files": …, …}
 //! ```
 //!
-//! The checksum is the CRC-32 of the JSON, in eight hexadecimal digits. A later format
+//! The checksum is the CRC-32 of the JSON, with the number of the format before it from format 3
+//! on, in eight hexadecimal digits. A later format
 //! must keep the first two words of the line, so that this version can name it. Format 1 had
-//! no base and no unchanged pages; both are read as absent.
+//! no base and no unchanged pages, format 2 no files on other hosts; all are read as absent.
 
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskMark;
-use crate::pages::Written;
-use crate::{FILES_MAX, FORMAT, FORMAT_FIRST, FormatError, Identity, PAGE_BYTES};
+use crate::pages::{PAGES_END_MAX, Written};
+use crate::{FILES_MAX, FORMAT, FORMAT_FIRST, FormatError, Identity};
 
 /// Longest manifest, in bytes.
 pub const MANIFEST_BYTES_MAX: usize = 1 << 20;
-/// No memory ends above this page: addresses are 64-bit numbers.
-pub const PAGES_END_MAX: u64 = u64::MAX / PAGE_BYTES as u64;
 const MAGIC: &str = "weft-checkpoint";
 
 /// What a set consists of, and what a machine must have to go on from it.
@@ -46,7 +45,7 @@ pub struct Manifest {
 }
 
 /// A file of pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PageFile {
     /// Pages that are not zero.
@@ -56,6 +55,27 @@ pub struct PageFile {
     pub unchanged: u64,
     /// Length of the file.
     pub bytes: u64,
+    /// Where it is; `None`: in the directory of the set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<Place>,
+}
+
+/// A directory of another host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// What the host with the set calls it.
+    pub host: String,
+    /// Absolute.
+    pub directory: PathBuf,
+}
+
+impl PageFile {
+    /// Whether a file holds this.
+    pub(crate) fn is(&self, written: Written) -> bool {
+        (self.pages, self.unchanged, self.bytes)
+            == (written.pages, written.unchanged, written.bytes)
+    }
 }
 
 impl From<Written> for PageFile {
@@ -64,6 +84,7 @@ impl From<Written> for PageFile {
             pages: written.pages,
             unchanged: written.unchanged,
             bytes: written.bytes,
+            place: None,
         }
     }
 }
@@ -146,8 +167,8 @@ impl Manifest {
     /// If a path is not UTF-8.
     pub fn encode(&self) -> serde_json::Result<Vec<u8>> {
         let json = serde_json::to_vec_pretty(self)?;
-        let checksum = crc32fast::hash(&json);
-        let mut bytes = format!("{MAGIC} {FORMAT} {checksum:08x}\n").into_bytes();
+        let mut bytes = first_line(FORMAT, &json).into_bytes();
+        bytes.push(b'\n');
         bytes.extend_from_slice(&json);
         Ok(bytes)
     }
@@ -174,8 +195,7 @@ impl Manifest {
             _ => return Err(damaged("its first line")),
         };
         let json = &bytes[end + 1..];
-        let expected = format!("{MAGIC} {format} {:08x}", crc32fast::hash(json));
-        if line != expected {
+        if line != first_line(format, json) {
             return Err(damaged("its checksum differs"));
         }
         let manifest: Self =
@@ -193,6 +213,10 @@ impl Manifest {
         if self.machine.pages_end > PAGES_END_MAX {
             return damaged("its end of memory");
         }
+        let mut places = self.pages.iter().filter_map(|file| file.place.as_ref());
+        if places.any(|place| place.host.is_empty() || !place.directory.is_absolute()) {
+            return damaged("the place of a file");
+        }
         let has_unchanged = self.pages.iter().any(|file| file.unchanged > 0);
         match &self.base {
             Some(base) if !base.is_valid() => damaged("the directory of its base"),
@@ -200,6 +224,16 @@ impl Manifest {
             _ => Ok(()),
         }
     }
+}
+
+/// What comes before the JSON, without the end of the line.
+pub fn first_line(format: u32, json: &[u8]) -> String {
+    let mut hasher = crc32fast::Hasher::new();
+    if format > 2 {
+        hasher.update(&format.to_le_bytes());
+    }
+    hasher.update(json);
+    format!("{MAGIC} {format} {:08x}", hasher.finalize())
 }
 
 #[cfg(test)]
@@ -215,6 +249,10 @@ pub(crate) mod tests {
                 pages: 1,
                 unchanged: 3,
                 bytes: 2,
+                place: Some(Place {
+                    host: "beta".into(),
+                    directory: "/srv/tuesday".into(),
+                }),
             }],
             base: Some(Base {
                 directory: "../monday".into(),
@@ -262,8 +300,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_later_format_is_named() {
-        let error = Manifest::decode(b"weft-checkpoint 3 anything\n{").unwrap_err();
-        assert!(matches!(error, FormatError::Later(3)), "{error}");
+        let error = Manifest::decode(b"weft-checkpoint 4 anything\n{").unwrap_err();
+        assert!(matches!(error, FormatError::Later(4)), "{error}");
         let error = Manifest::decode(b"weft-checkpoint 0 anything\n{").unwrap_err();
         assert!(matches!(error, FormatError::Damaged(_)), "{error}");
     }
@@ -272,6 +310,7 @@ pub(crate) mod tests {
     fn the_first_format_is_read() {
         let mut expected = manifest();
         expected.base = None;
+        expected.pages[0].place = None;
         expected.pages[0].unchanged = 0;
         let mut json = serde_json::to_value(&expected).unwrap();
         json.as_object_mut().unwrap().remove("base");
@@ -293,6 +332,8 @@ pub(crate) mod tests {
         assert_eq!(refused(|bad| bad.pages.clear()), "its number of files");
         let error = refused(|bad| bad.machine.pages_end = 1 << 52);
         assert_eq!(error, "its end of memory");
+        let error = refused(|bad| bad.pages[0].place.as_mut().unwrap().directory = "a".into());
+        assert_eq!(error, "the place of a file");
         let error = refused(|bad| bad.base = None);
         assert_eq!(error, "it has unchanged pages without a base");
         for directory in ["", ".", "..", "monday", "../..", "../a/b", "../../a"] {

@@ -1,7 +1,7 @@
 //! The directory of a new set.
 //!
 //! ```text
-//! create ──▶ pages.N, machine written ──▶ all on disk ──▶ manifest renamed ──▶ complete
+//! create ──▶ pages.N, tables.N, machine written ──▶ all on disk ──▶ manifest renamed ──▶ complete
 //!    └───────────────── dropped before that: files removed ◀──┘
 //! ```
 
@@ -10,10 +10,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::layer::{MACHINE, MANIFEST, MANIFEST_NEW, pages_name};
+use crate::layer::{MACHINE, MANIFEST, MANIFEST_NEW, pages_name, tables_name};
 use crate::{
-    Base, BaseProblem, CHAIN_MAX, CheckpointError, Identity, Machine, Manifest, PageFile, Set,
-    failed,
+    Base, BaseProblem, CHAIN_MAX, CheckpointError, Identity, Machine, Manifest, PageFile,
+    PagesReader, Set, Tables, failed,
 };
 
 /// A set that is being written; its files are removed when it is dropped before
@@ -23,6 +23,8 @@ pub struct NewSet {
     identity: Identity,
     /// By node.
     pages: Vec<File>,
+    /// What each is called.
+    names: Vec<String>,
     base: Option<NewBase>,
     /// The directory did not exist before.
     is_made: bool,
@@ -37,6 +39,26 @@ impl NewSet {
         nodes: usize,
         base: Option<&Set>,
     ) -> Result<Self, CheckpointError> {
+        Self::create_named(directory, (0..nodes).map(pages_name).collect(), base)
+    }
+
+    /// The same where nodes on other hosts may write their pages to a directory there, which may
+    /// be this one: such a node's file here gets the tables.
+    pub fn create_for_hosts(
+        directory: &Path,
+        nodes: usize,
+        base: Option<&Set>,
+    ) -> Result<Self, CheckpointError> {
+        let others = (1..nodes).map(tables_name);
+        let names = std::iter::once(pages_name(0)).chain(others).collect();
+        Self::create_named(directory, names, base)
+    }
+
+    fn create_named(
+        directory: &Path,
+        names: Vec<String>,
+        base: Option<&Set>,
+    ) -> Result<Self, CheckpointError> {
         if base.is_some_and(|base| base.chain_length() >= CHAIN_MAX) {
             return Err(CheckpointError::LongChain(directory.to_owned()));
         }
@@ -45,6 +67,7 @@ impl NewSet {
             directory: directory.to_owned(),
             identity: Identity::default(),
             pages: Vec::new(),
+            names: Vec::new(),
             base: None,
             is_made,
             is_complete: false,
@@ -54,9 +77,10 @@ impl NewSet {
         File::open(random)
             .and_then(|mut file| file.read_exact(&mut set.identity))
             .map_err(failed("read", random))?;
-        for node in 0..nodes {
-            let file = set.create_file(&pages_name(node))?;
+        for name in names {
+            let file = set.create_file(&name)?;
             set.pages.push(file);
+            set.names.push(name);
         }
         Ok(set)
     }
@@ -77,21 +101,35 @@ impl NewSet {
         self.pages.iter().map(length).sum()
     }
 
-    /// Makes the set complete: everything is on disk, then the manifest gets its name.
-    /// `written`: what each node wrote; a file of another length is refused, and files that no
-    /// node needed are removed.
+    /// Makes the set complete: [`NewSet::prepare`], then [`ReadySet::complete`].
     pub fn commit(
-        mut self,
+        self,
         machine: Machine,
         state: &[u8],
         written: Vec<PageFile>,
         weft: &str,
         saved_at_s: u64,
     ) -> Result<u64, CheckpointError> {
+        self.prepare(machine, state, written, weft, saved_at_s)?
+            .complete()
+    }
+
+    /// Has everything on disk but the name of the manifest. `written`: what each node wrote; a
+    /// file of another length is refused, and files that no node needed are removed.
+    pub fn prepare(
+        mut self,
+        machine: Machine,
+        state: &[u8],
+        mut written: Vec<PageFile>,
+        weft: &str,
+        saved_at_s: u64,
+    ) -> Result<ReadySet, CheckpointError> {
         self.check_base(&machine, &written)?;
-        self.sync_pages(&written)?;
-        for node in written.len()..self.pages.len() {
-            let path = self.directory.join(pages_name(node));
+        self.check_count(&written)?;
+        self.find_shared(&machine, &mut written)?;
+        self.sync_pages(&machine, &written)?;
+        for name in &self.names[written.len()..] {
+            let path = self.directory.join(name);
             fs::remove_file(&path).map_err(failed("remove", &path))?;
         }
         self.write_file(MACHINE, state)?;
@@ -111,14 +149,11 @@ impl NewSet {
         self.write_file(MANIFEST_NEW, &bytes)?;
         // The flush of a file need not make its name last.
         sync_directory(Some(&self.directory))?;
-        let new = self.directory.join(MANIFEST_NEW);
-        fs::rename(new, &path).map_err(failed("create", &path))?;
-        self.is_complete = true;
-        for directory in [Some(self.directory.as_path()), self.directory.parent()] {
-            sync_directory(directory)?;
-        }
         let pages: u64 = manifest.pages.iter().map(|file| file.bytes).sum();
-        Ok(pages + manifest.machine_bytes)
+        Ok(ReadySet {
+            bytes: pages + manifest.machine_bytes,
+            set: self,
+        })
     }
 
     /// The base has as much memory, and no page is unchanged without one.
@@ -139,20 +174,78 @@ impl NewSet {
         }
     }
 
-    /// The files of pages are on disk, each as long as its node said.
-    fn sync_pages(&self, written: &[PageFile]) -> Result<(), CheckpointError> {
-        if written.len() > self.pages.len() {
-            let (path, what) = (self.directory.clone(), "more nodes wrote than it has files");
-            return Err(CheckpointError::Damaged { path, what });
+    fn check_count(&self, written: &[PageFile]) -> Result<(), CheckpointError> {
+        match written.len() > self.pages.len() {
+            true => Err(CheckpointError::Damaged {
+                path: self.directory.clone(),
+                what: "more nodes wrote than it has files",
+            }),
+            false => Ok(()),
         }
-        for (node, (file, page_file)) in self.pages.iter().zip(written).enumerate() {
+    }
+
+    /// A file that another host wrote into this directory, because hosts share it, is one of it.
+    fn find_shared(
+        &mut self,
+        machine: &Machine,
+        written: &mut [PageFile],
+    ) -> Result<(), CheckpointError> {
+        for (node, page_file) in written.iter_mut().enumerate() {
             let path = self.directory.join(pages_name(node));
+            if page_file.place.is_none() || !path.exists() {
+                continue;
+            }
+            let file = File::open(&path).map_err(failed("open", &path))?;
+            let found = file.try_clone().map_err(failed("open", &path))?;
+            let found = PagesReader::open(found, &self.identity, node as u32, machine.pages_end);
+            let found = found.map_err(|error| error.of(path.clone()))?;
+            if !page_file.is(found.written()) {
+                let what = "another host wrote another file there";
+                return Err(CheckpointError::Damaged { path, what });
+            }
+            page_file.place = None;
+            let tables = self.directory.join(&self.names[node]);
+            fs::remove_file(&tables).map_err(failed("remove", &tables))?;
+            self.names[node] = pages_name(node);
+            self.pages[node] = file;
+        }
+        Ok(())
+    }
+
+    /// The files of pages are on disk, each as long as its node said. A file of tables that
+    /// has the pages gets its name.
+    fn sync_pages(
+        &mut self,
+        machine: &Machine,
+        written: &[PageFile],
+    ) -> Result<(), CheckpointError> {
+        for (node, page_file) in written.iter().enumerate() {
+            let path = self.directory.join(&self.names[node]);
+            let file = &self.pages[node];
+            if page_file.place.is_some() {
+                file.sync_all().map_err(failed("write", &path))?;
+                let tables = File::open(&path).map_err(failed("open", &path))?;
+                let (identity, end) = (&self.identity, machine.pages_end);
+                let read = Tables::open(tables)
+                    .and_then(|tables| PagesReader::open(tables, identity, node as u32, end));
+                let read = read.map_err(|error| error.of(path.clone()))?;
+                if !page_file.is(read.written()) {
+                    let what = "these are not the tables of what its node wrote";
+                    return Err(CheckpointError::Damaged { path, what });
+                }
+                continue;
+            }
             let metadata = file.metadata().map_err(failed("read", &path))?;
             if metadata.len() != page_file.bytes {
                 let what = "it is not as long as its node said";
                 return Err(CheckpointError::Damaged { path, what });
             }
             file.sync_all().map_err(failed("write", &path))?;
+            let named = self.directory.join(pages_name(node));
+            if named != path {
+                fs::rename(&path, &named).map_err(failed("create", &named))?;
+                self.names[node] = pages_name(node);
+            }
         }
         Ok(())
     }
@@ -172,12 +265,34 @@ impl NewSet {
     }
 }
 
+/// A set that lacks only the name of its manifest.
+pub struct ReadySet {
+    set: NewSet,
+    /// Of all files.
+    bytes: u64,
+}
+
+impl ReadySet {
+    /// The manifest gets its name; how many bytes the set has.
+    pub fn complete(mut self) -> Result<u64, CheckpointError> {
+        let directory = &self.set.directory;
+        let path = directory.join(MANIFEST);
+        let new = directory.join(MANIFEST_NEW);
+        fs::rename(new, &path).map_err(failed("create", &path))?;
+        self.set.is_complete = true;
+        for directory in [Some(directory.as_path()), directory.parent()] {
+            sync_directory(directory)?;
+        }
+        Ok(self.bytes)
+    }
+}
+
 impl Drop for NewSet {
     fn drop(&mut self) {
         if self.is_complete {
             return;
         }
-        let pages = (0..self.pages.len()).map(pages_name);
+        let pages = (0..self.pages.len()).flat_map(|node| [pages_name(node), tables_name(node)]);
         let others = [MACHINE, MANIFEST_NEW].map(str::to_owned);
         for name in pages.chain(others) {
             // What cannot be removed has no manifest, and is refused for that.

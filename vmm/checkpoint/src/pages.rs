@@ -11,7 +11,7 @@
 //!
 //! A run is up to [`RUN_PAGES`] consecutive pages. Numbers are little-endian, checksums
 //! are CRC-32 (ISO-HDLC), unused bytes are zero. Format 1 had no ranges, and zeros where the
-//! footer has their numbers, so its files are read as those of format 2.
+//! footer has their numbers, so its files are read as those of later ones.
 //!
 //! Invariants, which [`PagesReader::open`] checks before a page is read:
 //!
@@ -21,6 +21,7 @@
 //! - A page in neither is zero.
 
 mod reader;
+mod tables;
 mod writer;
 
 #[cfg(test)]
@@ -29,10 +30,13 @@ mod tests;
 use std::ops::Range;
 
 pub use reader::{PagesReader, ReadAt};
+pub use tables::{Tables, write_tables};
 pub use writer::PagesWriter;
 
 use crate::{FORMAT, FORMAT_FIRST, FormatError, Identity, PAGE_BYTES};
 
+/// No memory ends above this page: addresses are 64-bit numbers.
+pub const PAGES_END_MAX: u64 = u64::MAX / PAGE_BYTES as u64;
 /// Most pages of a run: one write, and what a damaged byte makes unreadable.
 pub const RUN_PAGES: usize = 256;
 

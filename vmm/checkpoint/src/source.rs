@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::extents::{Extent, Search};
 use crate::layer::{Layer, PagesFile};
-use crate::{CheckpointError, PAGE_BYTES};
+use crate::{CheckpointError, FileName, PAGE_BYTES, Place};
 
 /// The pages of a set that are not zero, wherever in its chain their bytes are.
 #[derive(Debug)]
@@ -78,9 +78,39 @@ impl PageSource {
     pub fn read_all<E: From<CheckpointError>>(
         &self,
         wanted: &Range<u64>,
+        take: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.read_extents(&self.within(wanted), wanted, take)
+    }
+
+    /// The same without what is on other hosts.
+    pub fn read_all_here<E: From<CheckpointError>>(
+        &self,
+        wanted: &Range<u64>,
+        take: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut extents = self.within(wanted);
+        extents.retain(|extent| self.place(extent).is_none());
+        self.read_extents(&extents, wanted, take)
+    }
+
+    /// The other host that has an extent.
+    pub fn place(&self, extent: &Extent) -> Option<&Place> {
+        let elsewhere = self.files[extent.file].elsewhere.as_ref();
+        elsewhere.map(|(place, _)| place)
+    }
+
+    /// The files on other hosts, those of the last set first.
+    pub fn elsewhere(&self) -> impl Iterator<Item = &(Place, FileName)> {
+        self.files.iter().filter_map(|file| file.elsewhere.as_ref())
+    }
+
+    fn read_extents<E: From<CheckpointError>>(
+        &self,
+        extents: &[&Extent],
+        wanted: &Range<u64>,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let extents = self.within(wanted);
         let mut buffer = Vec::new();
         for of_run in extents.chunk_by(|one, next| (one.file, one.run) == (next.file, next.run)) {
             if let Some(extent) = of_run.first() {

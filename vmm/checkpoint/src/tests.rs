@@ -7,6 +7,7 @@
 
 mod chain;
 mod damage;
+mod hosts;
 mod model;
 
 use std::fs;
