@@ -78,7 +78,7 @@ pub fn valid_session(random: &mut Random) -> Vec<u8> {
             name: "m".into(),
             settings: "{}".into(),
             files: vec![random.next()],
-            step: match random.below(5) {
+            step: match random.below(8) {
                 0 => HomeStep::Prepare,
                 1 => HomeStep::LetGo,
                 2 => HomeStep::Wait,
@@ -86,6 +86,16 @@ pub fn valid_session(random: &mut Random) -> Vec<u8> {
                     number: random.next() as u8,
                     path: "/srv/disk".into(),
                     bytes: random.next(),
+                },
+                4 => HomeStep::NewFile {
+                    path: "/srv/monday/pages.1".into(),
+                },
+                5 => HomeStep::KeepNewFile {
+                    keep: random.below(2) == 0,
+                },
+                6 => HomeStep::SavedFile {
+                    number: random.next() as u32,
+                    path: "/srv/monday/pages.1".into(),
                 },
                 _ => HomeStep::State {
                     part: "{".into(),

@@ -1,14 +1,18 @@
 //! What the API, the terminal and signals ask of the machine.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_api::{
     BackEndView, BalloonView, ChangeView, ConsoleView, Control, Counters, Failure, Faults,
-    LocationView, Pages, SaveBody, Saved, State, VmView,
+    LocationView, Pages, SaveBody, SaveFilesBody, Saved, State, VmView,
 };
 use weft_checkpoint::{Identity, Written};
+use weft_confine::lock;
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
 use weft_machine::membership::NewNode;
@@ -18,7 +22,7 @@ use weft_machine::{
     Refusal, SavedMachine, Stage, Status, TimeMoveReport, VcpuMoveReport, VcpuStage,
 };
 
-use crate::growth::{Changes, Wanted};
+use crate::growth::{Changes, Launcher, Wanted};
 
 /// A machine and what is known of it beside its state.
 pub struct Controlled {
@@ -38,6 +42,9 @@ pub struct Controlled {
     /// find a machine without its state, or leave it in a stage that its start does not expect.
     pub started: AtomicBool,
     pub changes: Changes,
+    pub launcher: Launcher,
+    /// The last save for which daemons of other hosts made files, with the nodes that have one.
+    pub files: Mutex<Option<(Identity, BTreeMap<usize, String>)>>,
 }
 
 impl Controlled {
@@ -68,6 +75,27 @@ impl Controlled {
     }
 
     /// Pauses the machine, if it runs, and has it write itself to files.
+    /// Has daemons of other hosts make files, and lets the nodes there write to them.
+    fn make_files(
+        &self,
+        checkpoint: &mut NewCheckpoint,
+        directory: &Path,
+    ) -> Result<Vec<Option<String>>, Failure> {
+        if !directory.is_absolute() {
+            let reason = format!("{} is not absolute", directory.display());
+            return Err(Failure::Conflict(reason));
+        }
+        let members = self.handle.members();
+        let others = members.iter().copied().zip(0..).skip(1);
+        let made = self.launcher.make_files(directory, others);
+        let made = made.map_err(|reason| Failure::Conflict(format!("cannot save: {reason}")))?;
+        checkpoint.on_hosts = made.keys().copied().collect();
+        let hosts = members.iter().map(|node| made.get(node).cloned());
+        let hosts = hosts.collect();
+        *lock(&self.files) = Some((checkpoint.identity, made));
+        Ok(hosts)
+    }
+
     fn write(&self, checkpoint: NewCheckpoint, leave_paused: bool) -> Result<Saved, Failure> {
         let ran = self.status()?.stage == Stage::Running;
         let begun = Instant::now();
@@ -88,8 +116,26 @@ impl Controlled {
             },
             back_end: self.back_end.name.clone(),
             pages: written.pages,
+            hosts: Vec::new(),
             pause_s: begun.elapsed().as_secs_f64(),
         })
+    }
+
+    /// Has daemons keep or remove the files that they made for a save, while no change is under
+    /// way.
+    fn settle_files(&self, identity: Identity, keep: bool) -> Result<(), Failure> {
+        let files = lock(&self.files);
+        let made = files.as_ref().filter(|(made_for, _)| *made_for == identity);
+        let Some((_, made)) = made else {
+            return match keep {
+                true => Err(Failure::Conflict(
+                    "its files on other hosts are gone".into(),
+                )),
+                false => Ok(()),
+            };
+        };
+        let settled = self.launcher.keep_files(made.keys().copied(), keep);
+        settled.map_err(Failure::Failed)
     }
 
     /// Whether somebody outside asked for the end: then the guest's own restart is one.
@@ -275,23 +321,39 @@ impl Control for Controlled {
 
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure> {
         self.check_started("save")?;
-        let checkpoint = NewCheckpoint {
+        let mut checkpoint = NewCheckpoint {
             identity: body.identity,
             base: body.base,
             files,
+            on_hosts: BTreeSet::new(),
             is_live: body.live,
         };
-        match body.live {
+        // What daemons are asked does not go with a change, either.
+        let is_alone = body.live || body.each_host.is_some();
+        match is_alone {
             true => self.changes.begin_save(body.identity)?,
             false => self.changes.check_not_saving()?,
         }
-        let saved = self.write(checkpoint, body.leave_paused);
-        saved.map_err(|failure| {
-            if body.live {
-                self.end_save(body.identity);
-            }
-            self.or_end(failure)
-        })
+        let directory = body.each_host.as_deref();
+        let made = directory.map(|directory| self.make_files(&mut checkpoint, directory));
+        let saved = made.transpose().and_then(|hosts| {
+            let saved = self.write(checkpoint, body.leave_paused)?;
+            let hosts = hosts.unwrap_or_default();
+            Ok(Saved { hosts, ..saved })
+        });
+        if saved.is_err() {
+            self.end_save(body.identity);
+        } else if !body.live {
+            self.changes.end_save(body.identity);
+        }
+        saved.map_err(|failure| self.or_end(failure))
+    }
+
+    fn save_files(&self, body: &SaveFilesBody) -> Result<(), Failure> {
+        self.changes.begin_save(body.identity)?;
+        let done = self.settle_files(body.identity, body.keep);
+        self.changes.end_save(body.identity);
+        done
     }
 
     fn unread_pages(&self) -> Result<u64, Failure> {
@@ -319,8 +381,11 @@ impl Control for Controlled {
     }
 
     fn end_save(&self, identity: Identity) {
-        if self.changes.end_save(identity) {
+        if self.changes.is_saving(identity) {
             self.handle.end_save();
+            // A daemon that does not answer removes them when it finds the machine gone.
+            let _ = self.settle_files(identity, false);
+            self.changes.end_save(identity);
         }
     }
 

@@ -4,12 +4,15 @@
 //! A thread listens at the control socket, from before this process confines itself. It opens
 //! links that come as open sockets.
 
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use weft_aggregate::Slice;
+use weft_aggregate::{HostFile, Slice};
 use weft_api::{ChangeView, Failure};
 use weft_checkpoint::Identity;
 use weft_confine::{ThreadKind, lock};
@@ -17,7 +20,9 @@ use weft_console::Output;
 use weft_machine::membership::{HomeError, Job, NewDisk, NewNode, NodeProcesses};
 use weft_machine::migration::Migration;
 use weft_machine::{Handle, HomeState, Machine};
-use weft_node::monitor_protocol::{Control, HomeStep, LauncherMessage, MonitorMessage, SliceBoot};
+use weft_node::monitor_protocol::{
+    Control, HomeStep, LauncherMessage, MonitorMessage, SliceBoot, SliceFile,
+};
 
 use crate::links;
 use crate::takeover::Departure;
@@ -143,9 +148,9 @@ impl Listener {
                         self.control.say(&MonitorMessage::Said(reason));
                     }
                 }
-                LauncherMessage::Disk { number } => {
+                LauncherMessage::File { what } => {
                     if let Some((file, _)) = link {
-                        self.slice.take_disk_copy(number, file.into());
+                        self.take_file(what, file.into());
                     }
                 }
                 LauncherMessage::NodeReady { request } => self.reply(request, Reply::Ready),
@@ -162,6 +167,15 @@ impl Listener {
         }
     }
 
+    fn take_file(&self, what: SliceFile, file: File) {
+        let files = self.slice.host_files();
+        match what {
+            SliceFile::Disk(number) => self.slice.take_disk_copy(number, file),
+            SliceFile::NewPages => files.put(HostFile::New, file),
+            SliceFile::SavedPages(number) => files.put(HostFile::Saved(number), file),
+        }
+    }
+
     fn reply(&self, request: u64, reply: Reply) {
         if let Some(replies) = &self.replies {
             replies.put(request, reply);
@@ -170,6 +184,7 @@ impl Listener {
 }
 
 /// The launcher, as node 0 sees it.
+#[derive(Clone)]
 pub struct Launcher {
     pub control: Arc<Control>,
     pub replies: Arc<Replies>,
@@ -219,11 +234,7 @@ impl NodeProcesses for Launcher {
             path: disk.path.clone(),
             bytes: disk.bytes,
         };
-        match self.move_home(number, vec![step]) {
-            Some(Reply::Ready | Reply::HomeReady(_)) => Ok(()),
-            Some(Reply::Failed(reason) | Reply::Lost(reason)) => Err(reason),
-            None => Err(late()),
-        }
+        self.expect_done(number, step)
     }
 
     fn prepare_home(&self, number: usize, beside: Option<usize>) -> Result<String, String> {
@@ -279,11 +290,7 @@ impl NodeProcesses for Launcher {
     }
 
     fn let_home_go(&self, number: usize) -> Result<(), String> {
-        match self.move_home(number, vec![HomeStep::LetGo]) {
-            Some(Reply::Ready | Reply::HomeReady(_)) => Ok(()),
-            Some(Reply::Failed(reason) | Reply::Lost(reason)) => Err(reason),
-            None => Err(late()),
-        }
+        self.expect_done(number, HomeStep::LetGo)
     }
 
     fn give_home_up(&self, number: usize) -> Result<(), String> {
@@ -297,6 +304,62 @@ impl NodeProcesses for Launcher {
 }
 
 impl Launcher {
+    /// Has the daemons of other hosts make a file for the pages of each of these nodes, which
+    /// are given with the numbers of their files; by node, the host of each that has one.
+    ///
+    /// # Errors
+    /// A daemon did not; those that others made are removed.
+    pub fn make_files(
+        &self,
+        directory: &Path,
+        nodes: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<BTreeMap<usize, String>, String> {
+        let mut made = BTreeMap::new();
+        for (node, file) in nodes {
+            let path = directory.join(format!("pages.{file}"));
+            let reason = match self.move_home(node, vec![HomeStep::NewFile { path }]) {
+                // It is on this host.
+                Some(Reply::Ready) => continue,
+                Some(Reply::HomeReady(host)) => {
+                    made.insert(node, host);
+                    continue;
+                }
+                Some(Reply::Failed(reason) | Reply::Lost(reason)) => reason,
+                None => late(),
+            };
+            // Why the first did not is what counts.
+            let _ = self.keep_files(made.into_keys(), false);
+            return Err(reason);
+        }
+        Ok(made)
+    }
+
+    /// Has daemons keep or remove what they made.
+    ///
+    /// # Errors
+    /// A daemon did not; the others did.
+    pub fn keep_files(&self, nodes: impl Iterator<Item = usize>, keep: bool) -> Result<(), String> {
+        let ask = |node| self.expect_done(node, HomeStep::KeepNewFile { keep });
+        nodes.map(ask).fold(Ok(()), Result::and)
+    }
+
+    /// Has the daemon of a node's host open a file of a checkpoint for the node.
+    ///
+    /// # Errors
+    /// It did not.
+    pub fn open_file(&self, node: usize, number: u32, path: &Path) -> Result<(), String> {
+        let path = path.to_owned();
+        self.expect_done(node, HomeStep::SavedFile { number, path })
+    }
+
+    fn expect_done(&self, node: usize, step: HomeStep) -> Result<(), String> {
+        match self.move_home(node, vec![step]) {
+            Some(Reply::Ready | Reply::HomeReady(_)) => Ok(()),
+            Some(Reply::Failed(reason) | Reply::Lost(reason)) => Err(reason),
+            None => Err(late()),
+        }
+    }
+
     /// Sends steps of the home's move to the launcher, and waits for the reply to the last one.
     fn move_home(&self, number: usize, steps: Vec<HomeStep>) -> Option<Reply> {
         let request = self.replies.begin();

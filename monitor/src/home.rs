@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -17,8 +17,7 @@ use weft_api::{BackEndView, ConsoleView, Control, Server};
 use weft_confine::{ThreadKind, privilege};
 use weft_console::{ConsoleEndpoint, ConsoleThread, Output, Port};
 use weft_machine::{
-    CheckpointIo, End, Handle, Machine, MachineIo, MachineRequest, MachineState, MemoryFile,
-    OpenDisks,
+    CheckpointIo, End, Handle, Machine, MachineIo, MachineRequest, MemoryFile, OpenDisks,
 };
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings, User};
@@ -29,8 +28,9 @@ use weft_node::monitor_protocol::{Control as LauncherControl, SliceBoot, Sockets
 use crate::attendance::{Endable, Event, attend};
 use crate::control::{Controlled, Typed};
 use crate::growth::{Changes, Launcher, Replies};
+use crate::restore::{self, Restored};
 use crate::takeover::Takeover;
-use crate::{die_with, growth, lent, links, restore, switches};
+use crate::{die_with, growth, lent, links, switches};
 
 /// How long the thread that waits for the end waits at one time.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -123,30 +123,36 @@ enum Start {
     /// With its kernel's first instruction.
     Boot,
     /// Where it was saved.
-    Restore(Box<MachineState>),
+    Restore(Restored),
     /// Where it stands on another host.
     TakeOver(Takeover),
 }
 
 impl Start {
-    fn of(takeover: Option<Takeover>, restored: Option<MachineState>) -> Self {
+    fn of(takeover: Option<Takeover>, restored: Option<Restored>) -> Self {
         match (takeover, restored) {
             (Some(takeover), _) => Self::TakeOver(takeover),
-            (None, Some(state)) => Self::Restore(Box::new(state)),
+            (None, Some(restored)) => Self::Restore(restored),
             (None, None) => Self::Boot,
         }
     }
 
     /// Has the machine run.
-    fn carry_out(self, handle: &Handle, console: &Output) -> Result<(), String> {
+    fn carry_out(self, controlled: &Controlled, console: &Output) -> Result<(), String> {
+        let handle = &controlled.handle;
         let request = |request| {
             let done = handle.request(request);
             done.map(drop).map_err(|refusal| refusal.to_string())
         };
         match self {
             Self::Boot => request(MachineRequest::Run),
-            Self::Restore(state) => request(MachineRequest::Restore(state))
-                .and_then(|()| request(MachineRequest::Resume)),
+            Self::Restore(Restored { state, files }) => {
+                for (node, number, name) in files {
+                    controlled.launcher.open_file(node, number, &name.path)?;
+                }
+                request(MachineRequest::Restore(state))
+                    .and_then(|()| request(MachineRequest::Resume))
+            }
             Self::TakeOver(takeover) => takeover.take(handle, console),
         }
     }
@@ -200,7 +206,8 @@ fn prepare(
             (Some(user), disks)
         }
     };
-    let restored = own.restore.as_deref().map(restore::open).transpose()?;
+    let open = |directory| restore::open(directory, &own.hosts);
+    let restored = own.restore.as_deref().map(open).transpose()?;
     let (restore, restored) = restored.unzip();
     let channels = std::mem::take(&mut outlets.channels);
     let io = MachineIo {
@@ -231,7 +238,7 @@ fn prepare(
         console: output.clone(),
         has_terminal: own.console.is_none(),
     };
-    let changes = Changes::start(handle.clone(), launcher)?;
+    let changes = Changes::start(handle.clone(), launcher.clone())?;
     become_user(user)?;
     let (console, endpoint) = match outlets.console.take().zip(own.console) {
         None => (ConsoleView::Stdio, ConsoleEndpoint::Standard),
@@ -259,6 +266,8 @@ fn prepare(
         end_asked: AtomicBool::new(false),
         started: AtomicBool::new(false),
         changes,
+        launcher,
+        files: Mutex::default(),
     });
     let (wake, events) = channel();
     watch(&handle, wake.clone())?;
@@ -323,8 +332,7 @@ fn watch(handle: &Handle, wake: Sender<Event>) -> anyhow::Result<()> {
 impl Prepared {
     /// Runs the machine to its end.
     fn run(self) -> Outcome {
-        let handle = &self.controlled.handle;
-        let asked = self.start.carry_out(handle, &self.output);
+        let asked = self.start.carry_out(&self.controlled, &self.output);
         self.controlled.started.store(true, Ordering::SeqCst);
         let first = self.controlled.handle.first_instruction();
         let running = first.unwrap_or_else(Instant::now);

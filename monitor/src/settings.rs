@@ -43,6 +43,8 @@ pub struct OwnSettings {
     pub ready: Option<String>,
     /// The checkpoint that the machine is made from, instead of its kernel.
     pub restore: Option<PathBuf>,
+    /// Where the other nodes are at the start; empty if they are on this host.
+    pub hosts: Vec<String>,
     /// Where the console's socket is, if it has one.
     pub console: Option<PathBuf>,
     /// Where the switches are that have a name.

@@ -35,7 +35,7 @@ pub fn own(
     let links = links::open(sockets, boot, &settings)?.context("there are no links")?;
     // A node that joins finds the machine's memory where it is now.
     let restore = own.restore.as_deref().filter(|_| boot.joins.is_none());
-    let restore = restore.map(restore::open).transpose()?;
+    let restore = restore.map(|set| restore::open(set, &[])).transpose()?;
     let checkpoint = CheckpointIo {
         channels: channels.into_iter().map(Some).collect(),
         restore: restore.map(|(restore, _)| restore),

@@ -199,14 +199,26 @@ fn send_when_writable(socket: BorrowedFd<'_>, packet: &[u8]) -> io::Result<()> {
     }
 }
 
+/// What a slice needs a file for, which its daemon opens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SliceFile {
+    /// The copy of a disk of node 0.
+    Disk(u8),
+    /// Its pages of a new checkpoint.
+    NewPages,
+    /// A file of the checkpoint that the machine continues.
+    SavedPages(u32),
+}
+
 /// What a launcher or daemon tells a slice that runs.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LauncherMessage {
     /// A slice joins; the link's socket comes along.
     Link { number: u32, kind: LinkKind },
-    /// A disk of node 0 will be copied to this host; the file comes along.
-    Disk { number: u8 },
+    /// A file on this host for the slice; it comes along.
+    File { what: SliceFile },
     /// To node 0: the process of the node that it asked for runs and has its links.
     NodeReady { request: u64 },
     /// To node 0: there is no such process, for this reason.
@@ -282,12 +294,12 @@ pub fn send_link(control: BorrowedFd<'_>, number: u32, link: Link) -> io::Result
     sys::send_with_descriptors(control, &packet, &[socket.as_raw_fd()])
 }
 
-/// Gives a slice that runs the file for a copy of a disk.
+/// Gives a slice that runs a file.
 ///
 /// # Errors
 /// Its process is gone.
-pub fn send_disk(control: BorrowedFd<'_>, number: u8, file: BorrowedFd<'_>) -> io::Result<()> {
-    let packet = serde_json::to_vec(&LauncherMessage::Disk { number })?;
+pub fn send_file(control: BorrowedFd<'_>, what: SliceFile, file: BorrowedFd<'_>) -> io::Result<()> {
+    let packet = serde_json::to_vec(&LauncherMessage::File { what })?;
     sys::send_with_descriptors(control, &packet, &[file.as_raw_fd()])
 }
 
@@ -483,7 +495,7 @@ impl Control {
                 };
                 descriptors.into_iter().next().map(|socket| (socket, keys))
             }
-            LauncherMessage::Disk { .. } => {
+            LauncherMessage::File { .. } => {
                 let file = descriptors.into_iter().next();
                 file.map(|file| (file, None))
             }

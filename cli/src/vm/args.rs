@@ -251,6 +251,11 @@ pub struct SaveArgs {
     /// is saved. Software vCPUs, and a machine that can grow or has several nodes
     #[arg(long, conflicts_with = "stop")]
     pub live: bool,
+    /// Nodes on other hosts write to a directory of their own hosts, at this absolute path
+    /// [default: that of DIRECTORY], which can be on a disk of the host or on one that all share.
+    /// The `disks` of each host's node.toml must allow it for writing
+    #[arg(long, value_name = "DIRECTORY", num_args = 0..=1, require_equals = true)]
+    pub each_host: Option<Option<PathBuf>>,
     /// Write only what changed since this checkpoint of the machine, without which the new one
     /// cannot be restored
     #[arg(long, value_name = "DIRECTORY")]

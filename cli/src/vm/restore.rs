@@ -78,6 +78,23 @@ impl Restored {
         Ok(())
     }
 
+    /// Refuses files on hosts where the machine has no node that could read them.
+    fn check_hosts(&self, hosts: &[String]) -> Result<(), VmError> {
+        let source = self.set.pages_source()?;
+        let mut elsewhere = source.elsewhere();
+        match elsewhere.find(|(place, _)| !hosts.contains(&place.host)) {
+            None => Ok(()),
+            Some((place, name)) => {
+                let (host, path) = (&place.host, name.path.display());
+                Err(refused(format!(
+                    "--restore {}: {path} is on {host}: give the machine a node there (--on \
+                     {host}), or copy the file to the directory of its set",
+                    self.directory.display()
+                )))
+            }
+        }
+    }
+
     /// Absolute.
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -121,6 +138,7 @@ impl Restored {
                 "--restore: the saved machine is deterministic and needs one node".into(),
             ));
         }
+        self.check_hosts(&nodes.hosts)?;
         let mut configuration = self.saved.clone();
         configuration.slices = nodes.shares.clone();
         configuration.spare_bytes = args.spare;

@@ -369,6 +369,7 @@ impl Life<'_> {
             ready: plan.ready.clone(),
             // A guest that restarts boots its kernel.
             restore: plan.restore.clone().filter(|_| self.restarts == 0),
+            hosts: plan.nodes.hosts.clone(),
             console: registry.console.as_ref().map(|(_, path)| path.clone()),
             switches: rundir::switches(),
             lender: plan.lender.clone(),

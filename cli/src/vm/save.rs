@@ -1,6 +1,7 @@
 //! `weft vm save`: this command opens the files, the machine writes its memory to them, and
 //! this command makes the set complete.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -11,8 +12,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use serde::Serialize;
 use weft_api::client::{Client, ClientError};
-use weft_api::{SaveBody, Saved};
-use weft_checkpoint::{DiskMark, FILES_MAX, Machine, NewSet, Set};
+use weft_api::{SaveBody, SaveFilesBody, Saved};
+use weft_checkpoint::new_set::ReadySet;
+use weft_checkpoint::{DiskMark, FILES_MAX, Identity, Machine, NewSet, PageFile, Place, Set};
 use weft_machine::{Configuration, features_shown};
 use weft_node::launch::SignalEvent;
 use weft_node::launch::machine::take_signals;
@@ -43,6 +45,38 @@ struct Report {
     pause_seconds: f64,
     live: bool,
     stopped: bool,
+    /// Other hosts that have a file.
+    hosts: BTreeSet<String>,
+}
+
+/// The files that daemons of other hosts made, if they made any.
+struct HostFiles<'a> {
+    client: &'a Client,
+    identity: Identity,
+    may_be: bool,
+}
+
+impl<'a> HostFiles<'a> {
+    fn of(client: &'a Client, body: &SaveBody) -> Self {
+        Self {
+            client,
+            identity: body.identity,
+            may_be: body.each_host.is_some(),
+        }
+    }
+
+    /// Has the daemons keep or remove them.
+    fn settle(&self, keep: bool) -> anyhow::Result<()> {
+        if !self.may_be {
+            return Ok(());
+        }
+        let identity = self.identity;
+        let settled = self.client.save_files(&SaveFilesBody { identity, keep });
+        let way = if keep { "keep" } else { "remove" };
+        settled
+            .map(drop)
+            .with_context(|| format!("cannot {way} the files of the checkpoint on other hosts"))
+    }
 }
 
 pub fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
@@ -56,12 +90,21 @@ pub fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
         .as_deref()
         .map(|since| open_base(since, &view.name));
     let base = base.transpose()?;
-    let set = NewSet::create(&args.directory, FILES_MAX, base.as_ref())?;
+    let each_host = args.each_host.as_ref();
+    let each_host = each_host.map(|given| given.as_ref().unwrap_or(&args.directory));
+    let each_host = each_host.map(std::path::absolute).transpose();
+    let each_host = each_host.context("cannot find --each-host")?;
+    let create = match each_host {
+        Some(_) => NewSet::create_for_hosts,
+        None => NewSet::create,
+    };
+    let set = create(&args.directory, FILES_MAX, base.as_ref())?;
     let body = SaveBody {
         identity: set.identity(),
         base: base.map(|base| base.manifest().identity),
         live: args.live,
         leave_paused: args.stop,
+        each_host,
     };
     // A machine that runs on writes to its disks as soon as it is saved.
     let before = (!args.stop).then(|| disks(&view.configuration));
@@ -72,9 +115,19 @@ pub fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let unchanged = saved.pages.iter().map(|file| file.unchanged).sum();
     let pause_seconds = saved.pause_s;
     let disks = before.unwrap_or_else(|| disks(&view.configuration));
-    let bytes = match disks.and_then(|disks| commit(set, &view.name, saved, disks)) {
+    let files = HostFiles::of(&client, &body);
+    let committed = disks.and_then(|disks| {
+        let ready = prepare(set, &view.name, saved, &body, disks)?;
+        files.settle(true)?;
+        Ok(ready.complete()?)
+    });
+    let bytes = match committed {
         Ok(bytes) => bytes,
         Err(error) => {
+            let error = match files.settle(false) {
+                Ok(()) => error,
+                Err(left) => error.context(format!("{left:#}: remove them there")),
+            };
             if args.stop {
                 client.resume().with_context(|| format!("{error:#}"))?;
             }
@@ -98,6 +151,7 @@ pub fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
         pause_seconds,
         live: args.live,
         stopped: args.stop,
+        hosts: hosts_of(&args.directory)?,
     };
     report.show(args.json)?;
     Ok(ExitCode::SUCCESS)
@@ -124,8 +178,19 @@ impl Report {
             let unchanged = format_bytes(self.unchanged * PAGE_BYTES);
             eprintln!("weft: {unchanged} did not change, and are in the checkpoint before it");
         }
+        if !self.hosts.is_empty() {
+            let hosts: Vec<&str> = self.hosts.iter().map(String::as_str).collect();
+            eprintln!("weft: files of it are on {}", hosts.join(", "));
+        }
         Ok(())
     }
+}
+
+/// Other hosts that have files of a complete set.
+fn hosts_of(directory: &Path) -> anyhow::Result<BTreeSet<String>> {
+    let set = Set::open(directory)?;
+    let places = set.manifest().pages.iter().flat_map(|file| &file.place);
+    Ok(places.map(|place| place.host.clone()).collect())
 }
 
 /// The disks as they are now.
@@ -137,8 +202,14 @@ fn disks(configuration: &Configuration) -> anyhow::Result<Vec<DiskMark>> {
     marks.collect()
 }
 
-/// Makes the set complete: the number of bytes in its files.
-fn commit(set: NewSet, name: &str, saved: Saved, disks: Vec<DiskMark>) -> anyhow::Result<u64> {
+/// Has everything on disk but what makes the set complete.
+fn prepare(
+    set: NewSet,
+    name: &str,
+    saved: Saved,
+    body: &SaveBody,
+    disks: Vec<DiskMark>,
+) -> anyhow::Result<ReadySet> {
     let configuration = &saved.machine.configuration;
     let ram = configuration.memory_bytes;
     let machine = Machine {
@@ -151,10 +222,14 @@ fn commit(set: NewSet, name: &str, saved: Saved, disks: Vec<DiskMark>) -> anyhow
         disks,
     };
     let state = serde_json::to_vec(&saved.machine).context("cannot describe the machine")?;
-    let written = saved.pages.into_iter().map(Into::into).collect();
+    let mut written: Vec<PageFile> = saved.pages.into_iter().map(Into::into).collect();
+    for (file, host) in written.iter_mut().zip(saved.hosts) {
+        let place = |(host, directory)| Place { host, directory };
+        file.place = host.zip(body.each_host.clone()).map(place);
+    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |now| now.as_secs());
-    Ok(set.commit(machine, &state, written, env!("CARGO_PKG_VERSION"), now)?)
+    Ok(set.prepare(machine, &state, written, env!("CARGO_PKG_VERSION"), now)?)
 }
 
 /// The checkpoint that a new one is based on.
@@ -174,7 +249,8 @@ fn open_base(directory: &Path, name: &str) -> anyhow::Result<Set> {
 /// Has the machine save itself, and meanwhile shows on a terminal how much was written. Ctrl-C
 /// gives the save up, and removes its files. A machine that is saved while it runs notices the
 /// end of the connection; one that stands continues when its memory is written. One that was to
-/// end is waited for, and resumed.
+/// end is waited for, and resumed; one with files on other hosts is waited for, and these are
+/// removed.
 fn save_with_progress(
     set: NewSet,
     client: &Client,
@@ -191,13 +267,19 @@ fn save_with_progress(
         .spawn(move || drop(reply.send(asking.save(&files, &asked))))
         .context("cannot start a thread")?;
     let shows = io::stderr().is_terminal();
+    // What it leaves is undone afterwards; the end of a live save undoes it by itself.
+    let waits = body.leave_paused || (body.each_host.is_some() && !body.live);
     let mut is_given_up = false;
     loop {
         match replied.recv_timeout(INTERVAL) {
             Ok(saved) => {
                 clear(shows);
                 if is_given_up {
-                    client.resume().context("the machine stays paused")?;
+                    let gone = HostFiles::of(client, body).settle(false);
+                    if body.leave_paused {
+                        client.resume().context("the machine stays paused")?;
+                    }
+                    gone?;
                     bail!("the save was given up");
                 }
                 return Ok((set, saved));
@@ -208,7 +290,7 @@ fn save_with_progress(
         while let Some(event) = signals.next() {
             if let SignalEvent::Signal { .. } = event {
                 clear(shows);
-                if !body.leave_paused {
+                if !waits {
                     bail!("the save was given up");
                 }
                 is_given_up = true;

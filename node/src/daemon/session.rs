@@ -57,6 +57,8 @@ pub struct Session<'a> {
     takeover: Option<Takeover>,
     /// Copies of its disks; removed unless it comes.
     disks: Vec<NewFile>,
+    /// Its pages of a checkpoint, until that is complete.
+    new_file: Option<NewFile>,
     /// Another launcher that may take the slice.
     heir: Heir,
     /// The launcher has what it wanted, and ends the connection.
@@ -133,6 +135,7 @@ impl<'a> Session<'a> {
             slice: None,
             takeover: None,
             disks: Vec::new(),
+            new_file: None,
             heir: Heir::None,
             is_released: false,
             said: Said::new(Instant::now()),

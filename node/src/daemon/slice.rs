@@ -23,7 +23,7 @@ use super::reserved::{LinkError, Reserved};
 use super::shared::Shared;
 use crate::config::Peer;
 use crate::links::{Link, Links};
-use crate::monitor_protocol;
+use crate::monitor_protocol::{self, SliceFile};
 use crate::said::{BATCH, Spoken};
 use crate::size::{PAGE_BYTES, format_bytes};
 use crate::spawn::{
@@ -260,9 +260,9 @@ impl LentSlice {
         Ok(is_new)
     }
 
-    /// Gives it the file for a copy of a disk.
-    pub fn take_disk(&self, number: u8, file: BorrowedFd<'_>) -> io::Result<()> {
-        monitor_protocol::send_disk(self.process.control.as_fd(), number, file)
+    /// Gives it a file.
+    pub fn take_file(&self, what: SliceFile, file: BorrowedFd<'_>) -> io::Result<()> {
+        monitor_protocol::send_file(self.process.control.as_fd(), what, file)
     }
 
     /// Links that did not come in time are expected no longer.

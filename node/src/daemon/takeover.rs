@@ -71,6 +71,13 @@ pub(super) enum TakeoverError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot {action} {} for a checkpoint", path.display())]
+    File {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{0}")]
     Failed(String),
     #[error("the process that takes the machine did not answer within {} s", .0.as_secs())]

@@ -15,7 +15,8 @@ use super::{
 use crate::links::Link;
 use crate::sys;
 
-/// A step of the move of node 0's part to another host.
+/// A step of the move of node 0's part to another host, or something about a file that a slice
+/// needs there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HomeStep {
@@ -25,6 +26,13 @@ pub enum HomeStep {
         path: PathBuf,
         bytes: u64,
     },
+    /// Make an empty file for the slice's pages of a checkpoint, and its directory if that is
+    /// missing, and give it to the slice. It is removed unless `KeepNewFile` comes.
+    NewFile { path: PathBuf },
+    /// The new file stays, also when its machine is gone; or it goes at once.
+    KeepNewFile { keep: bool },
+    /// Give the slice a file of a checkpoint, by this number.
+    SavedFile { number: u32, path: PathBuf },
     /// Start a process that can take it.
     Prepare,
     /// The next bytes of the files that the guest restarts from, as hexadecimal digits. The

@@ -1,7 +1,7 @@
 //! What the primary asks of the secondaries. The machine's life cycle has one owner, on
 //! the primary; secondaries execute its commands.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -26,6 +26,18 @@ pub struct KeptTime {
     pub offset: u64,
     /// The keeper's host.
     pub host: Reference,
+}
+
+/// How a slice writes its file of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SavedWay {
+    /// It comes over the socket that the launcher made.
+    Socket,
+    /// It is at slice 0, and is written by messages.
+    Link,
+    /// The daemon of the slice's host made it; only its tables go to slice 0.
+    Host,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,8 +133,7 @@ pub enum SliceCommand {
         identity: [u8; 16],
         /// The number of the slice's file.
         file: u32,
-        /// The file is at slice 0, and is written by messages.
-        is_remote: bool,
+        way: SavedWay,
         /// Of the checkpoint that has the pages which did not change since.
         base: Option<[u8; 16]>,
     },
@@ -130,6 +141,13 @@ pub enum SliceCommand {
     SaveProgress,
     /// Give the save up.
     EndSave,
+    /// Read files of a checkpoint that this slice's host has, for itself and for other slices.
+    /// Before any slice is told which pages it reads.
+    ServePages {
+        /// The names of the files, in the order in which the daemon numbers them.
+        files: serde_json::Value,
+        readers: BTreeSet<usize>,
+    },
     /// Read the pages of this checkpoint that slice 0 has told of, whether they are needed or not.
     LoadPages {
         identity: [u8; 16],

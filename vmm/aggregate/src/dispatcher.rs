@@ -149,7 +149,7 @@ impl MessageHandler for Dispatcher {
                 let content = Content::Saved(bytes.to_vec());
                 self.ask_files(from, ticket, content);
             }
-            // Only slice 0 has the files.
+            // Only slice 0 knows which file has a page.
             SliceMessage::Absent { ticket, ranges } if from == PRIMARY => {
                 let content = Content::Absent(ranges.to_vec());
                 self.ask_files(from, ticket, content);
@@ -158,10 +158,8 @@ impl MessageHandler for Dispatcher {
                 first,
                 follow,
                 bytes,
-            } if from == PRIMARY => self.unread_pages.came(&self.memory, first, bytes, follow),
-            SliceMessage::Absent { .. } | SliceMessage::PagesRead { .. } => {
-                self.peers.lost(from, "it restores guest memory");
-            }
+            } => (self.unread_pages).came(&self.memory, from, (first, follow), bytes),
+            SliceMessage::Absent { .. } => self.peers.lost(from, "it restores guest memory"),
             SliceMessage::ReadPages { first, count } => {
                 let pages = first..first.saturating_add(count);
                 self.ask_files(from, 0, Content::Wanted(pages));

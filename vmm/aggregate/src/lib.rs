@@ -17,7 +17,7 @@
 //! | `dispatcher` | takes a received message to its component |
 //! | `registers` | devices of other slices |
 //! | `serial` | the serial port and its console, on two slices |
-//! | `saved_files`, `unread_pages` | checkpoints of slices on other hosts |
+//! | `saved_files`, `unread_pages`, `host_files` | checkpoints of slices on other hosts |
 //! | `disk_copies` | copies of disks that go to another host with their machine |
 //! | `commands` | what the primary asks of secondaries |
 //! | `pending_requests` | requests that have no reply yet |
@@ -45,6 +45,7 @@ mod delay;
 pub mod devices;
 mod disk_copies;
 mod dispatcher;
+mod host_files;
 pub mod membership;
 pub mod message;
 pub mod page_history;
@@ -70,9 +71,8 @@ mod unread_pages;
 mod vcpu_moves;
 mod window;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -96,6 +96,7 @@ use commands::{CommandReceiver, SliceReply};
 use disk_copies::DiskCopies;
 pub use disk_copies::DiskCopy;
 use dispatcher::Dispatcher;
+pub use host_files::{HostFile, HostFiles};
 use membership::Membership;
 use message::device::{self, DeviceMessage};
 use message::{SliceMessage, Space};
@@ -117,11 +118,13 @@ use settle::Identities;
 use stop::StopSignal;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
+pub use unread_pages::AbsentRange;
+use unread_pages::Adopter;
 use unread_pages::{PagesServer, UnreadPages};
 pub use vcpu_moves::working_set;
 pub use vcpu_moves::{MoveError, MoveTimes, MovedVcpu, VcpuMoves, VcpuSite};
 use weft_coherent_memory::mapping::GuestMapping;
-use weft_coherent_memory::{AbsentPages, Budget, SharedMemory, SharedMemoryOptions};
+use weft_coherent_memory::{Budget, PageFiles, SharedMemory, SharedMemoryOptions};
 
 /// The slice that loads the kernel and owns the machine's life.
 pub const PRIMARY: usize = 0;
@@ -194,9 +197,10 @@ pub struct Slice {
     /// On the primary: files of a checkpoint that slices on other hosts write.
     saved_files: Arc<SavedFiles>,
     disk_copies: Arc<DiskCopies>,
-    /// On the primary: who still reads the checkpoint that the machine continues.
+    host_files: HostFiles,
+    /// The slices that still read the checkpoint that the machine continues, from files here.
     pages_server: Arc<PagesServer>,
-    /// On a slice on another host: what it still reads of it.
+    /// What this slice still reads of it from other slices.
     unread_pages: Arc<UnreadPages>,
     lease: Duration,
     peers: Arc<Peers>,
@@ -327,6 +331,7 @@ impl Slice {
             keyboard: Keyboard::new(platform.clone(), way),
             saved_files: Arc::default(),
             disk_copies: Arc::default(),
+            host_files: HostFiles::default(),
             pages_server: Arc::default(),
             unread_pages: UnreadPages::new(peers.clone()),
             platform,
@@ -439,22 +444,44 @@ impl Slice {
         self.disk_copies.open(disk, file);
     }
 
-    /// On slice 0: these slices read their pages of a checkpoint from here. Each is told which
-    /// they are, in the order in which it reads those that it does not need at once.
+    /// Files of checkpoints that the daemon of this slice's host opened.
+    pub fn host_files(&self) -> &HostFiles {
+        &self.host_files
+    }
+
+    /// These slices read pages of a checkpoint from files here, and this one may.
+    pub fn serve_pages(&self, source: Arc<dyn PageFiles>, readers: BTreeSet<usize>) {
+        self.pages_server.begin(source, readers);
+    }
+
+    /// Slice 0 has told this slice of all its pages of a checkpoint.
+    pub fn knows_pages(&self) {
+        self.pages_server.end_own();
+    }
+
+    /// On slice 0: a slice, which may be this one, manages these pages, and reads them from
+    /// others, or from files on its host: those that it does not need at once in this order.
     ///
     /// # Errors
-    /// A slice did not take them.
-    pub fn serve_pages(
-        &self,
-        source: Arc<dyn AbsentPages>,
-        readers: &BTreeMap<usize, Vec<Range<u64>>>,
-    ) -> Result<(), String> {
-        self.pages_server
-            .begin(source, readers.keys().copied().collect());
-        readers.iter().try_for_each(|(slice, ranges)| {
-            let told = self.remote_access().send_absent(*slice, ranges);
-            told.map_err(|error| format!("node {slice} did not take its memory: {error}"))
-        })
+    /// The slice did not take them.
+    pub fn tell_absent(&self, slice: usize, ranges: Vec<AbsentRange>) -> Result<(), String> {
+        let told = match slice == self.number {
+            true => self.adopter().adopt(ranges),
+            false => {
+                let told = self.remote_access().send_absent(slice, &ranges);
+                told.map_err(|error| error.to_string())
+            }
+        };
+        told.map_err(|error| format!("node {slice} did not take its memory: {error}"))
+    }
+
+    fn adopter(&self) -> Adopter {
+        Adopter {
+            number: self.number,
+            memory: self.memory.clone(),
+            pages_server: self.pages_server.clone(),
+            unread_pages: self.unread_pages.clone(),
+        }
     }
 
     fn remote_access(&self) -> RemoteAccess {
@@ -674,7 +701,7 @@ impl Slice {
             files: self.saved_files.clone(),
             copies: self.disk_copies.clone(),
             pages_server: self.pages_server.clone(),
-            unread_pages: self.unread_pages.clone(),
+            adopter: self.adopter(),
             requests: files,
         };
         start("weft-files", ThreadKind::Device, move || files.run())?;

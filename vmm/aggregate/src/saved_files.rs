@@ -1,5 +1,5 @@
-//! Pages of checkpoints between node 0, which has the files, and slices on other hosts, which
-//! have no way to them but their links.
+//! Pages of checkpoints between a slice that has files, mostly node 0, and others, which have no
+//! way to them but their links.
 //!
 //! ```text
 //!  save:     slice ── Saved: the next bytes of its file ──▶ node 0     (8 at a time)
@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use weft_coherent_memory::{SharedMemory, Source};
+use weft_coherent_memory::SharedMemory;
 use weft_confine::lock;
 
 use super::PRIMARY;
@@ -27,7 +27,7 @@ use super::message::chunk::CHUNK_MAX;
 use super::message::{CopyStep, SliceMessage};
 use super::peers::Peers;
 use super::registers::RemoteAccess;
-use super::unread_pages::{self, PagesServer, ReadError, UnreadPages};
+use super::unread_pages::{self, AbsentRange, Adopter, PagesServer, ReadError};
 use super::window::{DISK_WAIT, UNDER_WAY_MAX, Window, outcome};
 
 /// Requests that may wait.
@@ -43,9 +43,9 @@ pub(super) enum Content {
     Saved(Vec<u8>),
     /// From node 0: pages that a checkpoint has.
     Absent(Vec<u8>),
-    /// On node 0: the slice wants these of them.
+    /// Where the files are: the slice wants these of them.
     Wanted(Range<u64>),
-    /// On node 0: the slice has all of them.
+    /// The same: the slice has all of them.
     AllRead,
     /// From node 0: a step of the copy of a disk.
     Copied {
@@ -90,7 +90,7 @@ impl Write for RemoteFile {
 
 impl RemoteAccess {
     /// Tells a slice which pages of a checkpoint it manages, and waits until it has adopted them.
-    pub(super) fn send_absent(&self, slice: usize, ranges: &[Range<u64>]) -> io::Result<()> {
+    pub(super) fn send_absent(&self, slice: usize, ranges: &[AbsentRange]) -> io::Result<()> {
         ranges
             .chunks(unread_pages::RANGES_MAX)
             .try_for_each(|some| {
@@ -141,10 +141,8 @@ pub(super) struct FileServer {
     pub memory: Arc<SharedMemory>,
     pub files: Arc<SavedFiles>,
     pub copies: Arc<DiskCopies>,
-    /// On node 0.
     pub pages_server: Arc<PagesServer>,
-    /// On the others.
-    pub unread_pages: Arc<UnreadPages>,
+    pub adopter: Adopter,
     pub requests: Receiver<FileRequest>,
 }
 
@@ -182,10 +180,7 @@ impl FileServer {
 
     fn adopt(&self, ranges: &[u8]) -> Result<(), i32> {
         let ranges = unread_pages::decode(ranges).ok_or(libc::EINVAL)?;
-        self.unread_pages.add(ranges.clone());
-        let source = Source::Elsewhere(self.unread_pages.clone());
-        let adopted = self.memory.adopt_absent(ranges.into_iter(), source);
-        adopted.map_err(|_| libc::EINVAL)
+        self.adopter.adopt(ranges).map_err(|_| libc::EINVAL)
     }
 
     fn send_pages(&self, to: usize, pages: &Range<u64>) {

@@ -1,5 +1,7 @@
-//! Pages of a checkpoint for slices on other hosts, which have no way to its files but their
-//! links to slice 0. They come when a step needs them, and otherwise in the order of the files.
+//! Pages of a checkpoint for slices that have no way to a file of it but their link to a slice
+//! that has: slice 0 for the files in the directory of the set, and a slice on another host for
+//! those that are there. They come when a step needs them, and otherwise in the order of the
+//! files.
 //!
 //! ```text
 //!  slice 0                                              slice on another host
@@ -9,8 +11,10 @@
 //!     │ ◀─── AllRead ───────────────────────────────────── │
 //! ```
 //!
-//! A step that needs a page does not wait on its thread, which may be the one that reads the
-//! link to slice 0: the page stays in transition until its bytes come
+//! `Absent` names the slice that has each page; the other messages go to and from that one.
+//!
+//! A step that needs such a page does not wait on its thread, which may be the one that reads the
+//! link to that slice: the page stays in transition until its bytes come
 //! ([`SharedMemory::receive_absent`]).
 //!
 //! Invariant: for a page that a step needs, a request is queued or under way. The page is noted
@@ -19,19 +23,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use weft_coherent_memory::{AbsentPages, ElsewherePages, SharedMemory};
+use weft_coherent_memory::{AbsentPages, ElsewherePages, PageFiles, SharedMemory, Source};
 use weft_confine::lock;
 use weft_dsm::PAGE_BYTES;
 
-use super::PRIMARY;
 use super::message::SliceMessage;
 use super::message::chunk::CHUNK_MAX;
 use super::peers::Peers;
+use super::placement::SLICES_MAX;
 
-/// Requests of a slice that may be under way: slice 0 reads for one, and sends for the other. A
+/// Requests of a slice that may be under way to another one, which reads for one, and sends for the other. A
 /// request for pages that no step needs begins when none is under way, so a step waits behind one
 /// at most.
 pub(super) const UNDER_WAY_MAX: usize = 2;
@@ -44,34 +48,44 @@ const RANGE_BYTES: usize = 16;
 /// Ranges of one `Absent`.
 pub(super) const RANGES_MAX: usize = CHUNK_MAX as usize / RANGE_BYTES;
 
-pub(super) fn encode(ranges: &[Range<u64>]) -> Vec<u8> {
-    let words = ranges
-        .iter()
-        .flat_map(|range| [range.start, range.end - range.start]);
+/// Consecutive pages of one file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AbsentRange {
+    pub pages: Range<u64>,
+    /// The slice that has the file.
+    pub server: usize,
+}
+
+pub(super) fn encode(ranges: &[AbsentRange]) -> Vec<u8> {
+    let words = ranges.iter().flat_map(|AbsentRange { pages, server }| {
+        let count = pages.end - pages.start;
+        [pages.start, count | (*server as u64) << 32]
+    });
     words.flat_map(u64::to_le_bytes).collect()
 }
 
 /// The ranges of a message; `None` if these are no ranges of pages that one request can name.
-pub(super) fn decode(bytes: &[u8]) -> Option<Vec<Range<u64>>> {
+pub(super) fn decode(bytes: &[u8]) -> Option<Vec<AbsentRange>> {
     let (entries, rest) = bytes.as_chunks::<RANGE_BYTES>();
     let ranges = entries.iter().map(|entry| {
         let (first, count) = entry.split_first_chunk::<8>()?;
-        let (first, count) = (
+        let (first, second) = (
             u64::from_le_bytes(*first),
             u64::from_le_bytes(count.try_into().ok()?),
         );
-        let end = first.checked_add(count)?;
-        (1..=REQUEST_PAGES_MAX)
-            .contains(&count)
-            .then_some(first..end)
+        let (count, server) = (second & u64::from(u32::MAX), (second >> 32) as usize);
+        let pages = first..first.checked_add(count)?;
+        let is_possible = (1..=REQUEST_PAGES_MAX).contains(&count) && server < SLICES_MAX;
+        is_possible.then_some(AbsentRange { pages, server })
     });
     rest.is_empty().then(|| ranges.collect())?
 }
 
-/// On a slice on another host: what it has asked slice 0 for, and will ask for.
+/// What this slice has asked others for, and will ask for.
 pub(super) struct UnreadPages {
     peers: Arc<Peers>,
-    requests: Mutex<Requests>,
+    /// By the slice that has the pages.
+    requests: Mutex<BTreeMap<usize, Requests>>,
     /// A request was answered.
     answered: Condvar,
 }
@@ -142,24 +156,41 @@ impl UnreadPages {
         })
     }
 
-    /// Slice 0 has these pages. In the order of its files.
-    pub fn add(&self, ranges: Vec<Range<u64>>) {
-        let mut requests = lock(&self.requests);
-        for range in ranges {
+    /// Other slices have these pages. In the order of the files of each.
+    pub fn add(&self, ranges: &[AbsentRange]) {
+        let mut all = lock(&self.requests);
+        for AbsentRange { pages, server } in ranges {
+            let requests = all.entry(*server).or_default();
             let index = requests.ranges.len();
-            requests.by_page.insert(range.start, index);
-            requests.ranges.push(range);
+            requests.by_page.insert(pages.start, index);
+            requests.ranges.push(pages.clone());
         }
     }
 
-    /// Some pages of a request came; `follow`: how many of it still come.
-    pub fn came(&self, memory: &SharedMemory, first: u64, bytes: &[u8], follow: u64) {
+    /// Some pages of a request came; `follow`: how many of it still come. Others than it was
+    /// asked for, or that came all by other requests meanwhile, have no effect.
+    pub fn came(
+        &self,
+        memory: &SharedMemory,
+        from: usize,
+        (first, follow): (u64, u64),
+        bytes: &[u8],
+    ) {
+        let end = first.saturating_add((bytes.len() / PAGE_BYTES) as u64);
+        let asked = |requests: &Requests| {
+            let index = requests.find(first)?;
+            (end <= requests.ranges[index].end).then_some(index)
+        };
+        let index = lock(&self.requests).get(&from).and_then(asked);
+        let Some(index) = index else { return };
         memory.receive_absent(first, bytes);
         if follow > 0 {
             return;
         }
-        let mut requests = lock(&self.requests);
-        let Some(index) = requests.find(first) else {
+        let mut all = lock(&self.requests);
+        // All of them may have come now.
+        let requests = all.get_mut(&from);
+        let Some(requests) = requests.filter(|requests| index < requests.ranges.len()) else {
             return;
         };
         requests.under_way.remove(&index);
@@ -167,66 +198,207 @@ impl UnreadPages {
         if memory.awaits_absent(requests.ranges[index].clone()) {
             requests.need(index);
         }
-        drop(requests);
+        drop(all);
         self.send();
         self.answered.notify_all();
     }
 
     fn send(&self) {
         loop {
-            let begun = lock(&self.requests).begin();
-            let Some(pages) = begun else { return };
-            let count = pages.end - pages.start;
-            let first = pages.start;
+            let begun = lock(&self.requests)
+                .iter_mut()
+                .find_map(|(server, requests)| Some((*server, requests.begin()?)));
+            let Some((server, pages)) = begun else { return };
+            let (first, count) = (pages.start, pages.end - pages.start);
             self.peers
-                .send(PRIMARY, &SliceMessage::ReadPages { first, count });
+                .send(server, &SliceMessage::ReadPages { first, count });
         }
     }
 }
 
 impl ElsewherePages for UnreadPages {
+    fn has(&self, page: u64) -> bool {
+        let all = lock(&self.requests);
+        all.values().any(|requests| requests.find(page).is_some())
+    }
+
     fn ask(&self, page: u64) -> Result<(), String> {
-        let mut requests = lock(&self.requests);
-        let index = requests.find(page);
-        requests.need(index.ok_or_else(|| format!("page {page:#x} is in no file"))?);
-        drop(requests);
+        let mut all = lock(&self.requests);
+        let found = all
+            .values_mut()
+            .find_map(|requests| Some((requests.find(page)?, requests)));
+        let (index, requests) = found.ok_or_else(|| format!("page {page:#x} is in no file"))?;
+        requests.need(index);
+        drop(all);
         self.send();
         Ok(())
     }
 
     fn ask_all(&self) {
-        lock(&self.requests).next.get_or_insert(0);
+        for requests in lock(&self.requests).values_mut() {
+            requests.next.get_or_insert(0);
+        }
         self.send();
-        let mut requests = lock(&self.requests);
-        while !requests.all_came() && !self.peers.is_over() {
-            let waited = self.answered.wait_timeout(requests, LOOK);
-            requests = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+
+    fn wait_for_all(&self) {
+        let mut all = lock(&self.requests);
+        while !all.values().all(Requests::all_came) && !self.peers.is_over() {
+            let waited = self.answered.wait_timeout(all, LOOK);
+            all = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     fn all_came(&self) {
-        *lock(&self.requests) = Requests::default();
-        self.peers.send(PRIMARY, &SliceMessage::AllRead);
+        let servers = std::mem::take(&mut *lock(&self.requests)).into_keys();
+        for server in servers {
+            self.peers.send(server, &SliceMessage::AllRead);
+        }
     }
 }
 
-/// On slice 0: the files, for the slices that still read them.
+/// Pages of a slice that are in files on its host, among those of others.
+pub(super) struct OwnPages {
+    files: Arc<dyn PageFiles>,
+    /// By the first page, the page after the last.
+    ranges: RwLock<BTreeMap<u64, u64>>,
+}
+
+impl OwnPages {
+    pub fn new(files: Arc<dyn PageFiles>) -> Self {
+        Self {
+            files,
+            ranges: RwLock::default(),
+        }
+    }
+
+    pub fn add(&self, ranges: &[AbsentRange]) {
+        let mut all = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        all.extend(
+            ranges
+                .iter()
+                .map(|range| (range.pages.start, range.pages.end)),
+        );
+    }
+
+    fn find(&self, page: u64) -> Option<Range<u64>> {
+        let all = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let (first, end) = all.range(..=page).next_back()?;
+        (page < *end).then_some(*first..*end)
+    }
+}
+
+impl PageFiles for OwnPages {
+    fn read(&self, page: u64, take: &mut dyn FnMut(u64, &[u8])) -> Result<(), String> {
+        let pages = self.find(page);
+        let pages = pages.ok_or_else(|| format!("page {page:#x} is in no file"))?;
+        read_range(&*self.files, &pages, &mut |bytes| take(pages.start, bytes))
+    }
+}
+
+impl AbsentPages for OwnPages {
+    fn read_all(&self, take: &mut dyn FnMut(u64, &[u8]) -> bool) -> Result<(), String> {
+        let mut next = 0;
+        loop {
+            let range = {
+                let all = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+                let range = all.range(next..).next();
+                range.map(|(first, end)| *first..*end)
+            };
+            let Some(pages) = range else { return Ok(()) };
+            next = pages.end;
+            let mut goes_on = true;
+            read_range(&*self.files, &pages, &mut |bytes| {
+                goes_on = take(pages.start, bytes);
+            })?;
+            if !goes_on {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Reads pages that are in one run of one file.
+fn read_range(
+    files: &dyn PageFiles,
+    pages: &Range<u64>,
+    take: &mut dyn FnMut(&[u8]),
+) -> Result<(), String> {
+    let mut is_read = false;
+    files.read(pages.start, &mut |first, bytes| {
+        let offset = pages.start.wrapping_sub(first) as usize * PAGE_BYTES;
+        let length = (pages.end - pages.start) as usize * PAGE_BYTES;
+        if let Some(bytes) = bytes.get(offset..offset + length) {
+            take(bytes);
+            is_read = true;
+        }
+    })?;
+    is_read
+        .then_some(())
+        .ok_or_else(|| format!("pages {pages:x?} are in no file"))
+}
+
+/// Has this slice manage pages that other slices have, or files on its host.
+pub(super) struct Adopter {
+    pub number: usize,
+    pub memory: Arc<SharedMemory>,
+    pub pages_server: Arc<PagesServer>,
+    pub unread_pages: Arc<UnreadPages>,
+}
+
+impl Adopter {
+    /// # Errors
+    /// They are in use, or there are no files here.
+    pub fn adopt(&self, ranges: Vec<AbsentRange>) -> Result<(), String> {
+        let is_own = |range: &AbsentRange| range.server == self.number;
+        let (own, others): (Vec<_>, Vec<_>) = ranges.into_iter().partition(is_own);
+        let pages = |ranges: Vec<AbsentRange>| ranges.into_iter().map(|range| range.pages);
+        if !own.is_empty() {
+            let files = self.pages_server.own();
+            let files = files.ok_or("it has no files of the checkpoint")?;
+            files.add(&own);
+            self.memory.adopt_absent(pages(own), Source::Here(files))?;
+        }
+        if !others.is_empty() {
+            self.unread_pages.add(&others);
+            let source = Source::Elsewhere(self.unread_pages.clone());
+            self.memory.adopt_absent(pages(others), source)?;
+        }
+        Ok(())
+    }
+}
+
+/// On a slice that has files: these, for the slices that still read them.
 #[derive(Default)]
-pub(super) struct PagesServer(Mutex<Option<Served>>);
+pub(super) struct PagesServer {
+    served: Mutex<Option<Served>>,
+    /// Until the slice knows which pages of its own are in the files.
+    own: Mutex<Option<Arc<OwnPages>>>,
+}
 
 struct Served {
-    source: Arc<dyn AbsentPages>,
+    source: Arc<dyn PageFiles>,
     readers: BTreeSet<usize>,
 }
 
 impl PagesServer {
-    pub fn begin(&self, source: Arc<dyn AbsentPages>, readers: BTreeSet<usize>) {
-        *lock(&self.0) = (!readers.is_empty()).then_some(Served { source, readers });
+    pub fn begin(&self, source: Arc<dyn PageFiles>, readers: BTreeSet<usize>) {
+        *lock(&self.own) = Some(Arc::new(OwnPages::new(source.clone())));
+        *lock(&self.served) = (!readers.is_empty()).then_some(Served { source, readers });
+    }
+
+    fn own(&self) -> Option<Arc<OwnPages>> {
+        lock(&self.own).clone()
+    }
+
+    /// The slice knows which pages of its own are in the files.
+    pub fn end_own(&self) {
+        *lock(&self.own) = None;
     }
 
     /// The slices that still read.
     pub fn readers(&self) -> BTreeSet<usize> {
-        let served = lock(&self.0);
+        let served = lock(&self.served);
         served
             .as_ref()
             .map_or_else(BTreeSet::new, |served| served.readers.clone())
@@ -234,7 +406,7 @@ impl PagesServer {
 
     /// A slice has all its pages: after the last one the files are closed.
     pub fn end(&self, reader: usize) {
-        let mut served = lock(&self.0);
+        let mut served = lock(&self.served);
         if let Some(reading) = served.as_mut() {
             reading.readers.remove(&reader);
             if reading.readers.is_empty() {
@@ -253,20 +425,14 @@ impl PagesServer {
             return Err(ReadError::Unexpected);
         }
         let source = {
-            let served = lock(&self.0);
+            let served = lock(&self.served);
             let served = served.as_ref();
             match served.filter(|served| served.readers.contains(&to)) {
                 Some(served) => served.source.clone(),
                 None => return Ok(()),
             }
         };
-        let mut are_sent = false;
-        let read = source.read(pages.start, &mut |first, bytes| {
-            let offset = pages.start.wrapping_sub(first) as usize * PAGE_BYTES;
-            let length = (pages.end - pages.start) as usize * PAGE_BYTES;
-            let Some(bytes) = bytes.get(offset..offset + length) else {
-                return;
-            };
+        let read = read_range(&*source, pages, &mut |bytes| {
             let mut first = pages.start;
             for chunk in bytes.chunks(CHUNK_MAX as usize) {
                 let next = first + (chunk.len() / PAGE_BYTES) as u64;
@@ -278,10 +444,8 @@ impl PagesServer {
                 peers.send(to, &message);
                 first = next;
             }
-            are_sent = true;
         });
-        read.map_err(ReadError::File)?;
-        are_sent.then_some(()).ok_or(ReadError::Unexpected)
+        read.map_err(ReadError::File)
     }
 }
 
@@ -308,14 +472,58 @@ mod tests {
 
     #[test]
     fn ranges_survive_and_impossible_ones_do_not() {
-        let ranges = [3..4, 0..256, 1 << 40..(1 << 40) + 9];
+        let range = |pages, server| AbsentRange { pages, server };
+        let ranges = [
+            range(3..4, 0),
+            range(0..256, 15),
+            range(1 << 40..(1 << 40) + 9, 2),
+        ];
         assert_eq!(decode(&encode(&ranges)), Some(ranges.to_vec()));
         assert_eq!(decode(&[]), Some(vec![]));
-        for bad in [0..257, 5..5] {
+        for bad in [range(0..257, 0), range(5..5, 0), range(3..4, SLICES_MAX)] {
             assert_eq!(decode(&encode(&[bad])), None);
         }
         assert_eq!(decode(&[0; 15]), None);
         assert_eq!(decode(&[0xff; 16]), None);
+    }
+
+    /// A file with one run, each page full of its number.
+    struct Run(Range<u64>);
+
+    impl PageFiles for Run {
+        fn read(&self, page: u64, take: &mut dyn FnMut(u64, &[u8])) -> Result<(), String> {
+            assert!(self.0.contains(&page));
+            let bytes = self.0.clone().flat_map(|page| [page as u8; PAGE_BYTES]);
+            take(self.0.start, &bytes.collect::<Vec<_>>());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn own_pages_are_no_others_of_their_runs() {
+        let own = OwnPages::new(Arc::new(Run(10..30)));
+        let range = |pages| AbsentRange { pages, server: 1 };
+        own.add(&[range(20..22)]);
+        own.add(&[range(12..13), range(22..25)]);
+        let read = |page| {
+            let mut all = Vec::new();
+            own.read(page, &mut |first, bytes| {
+                let some = bytes.chunks(PAGE_BYTES).map(|page| page[0]);
+                all.push((first, some.collect::<Vec<_>>()));
+            })
+            .map(|()| all)
+        };
+        assert_eq!(read(21), Ok(vec![(20, vec![20, 21])]));
+        assert_eq!(read(24), Ok(vec![(22, vec![22, 23, 24])]));
+        assert_eq!(read(25), Err("page 0x19 is in no file".into()));
+        assert_eq!(read(11), Err("page 0xb is in no file".into()));
+        let mut firsts = Vec::new();
+        let mut all = |first, _: &[u8]| {
+            firsts.push(first);
+            firsts.len() < 2
+        };
+        own.read_all(&mut all).unwrap();
+        assert_eq!(firsts, [12, 20]);
     }
 
     #[test]

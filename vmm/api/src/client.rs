@@ -21,7 +21,7 @@ use weft_machine::{PlatformMoveReport, TimeMoveReport, VcpuMoveReport};
 
 use super::view::{
     BalloonBody, BalloonView, ChangeView, Counters, ErrorBody, Faults, MoveBody, Pages,
-    PlatformBody, ReleaseBody, SaveBody, Saved, StopBody, TimekeeperBody, VmView,
+    PlatformBody, ReleaseBody, SaveBody, SaveFilesBody, Saved, StopBody, TimekeeperBody, VmView,
 };
 use super::{SAVE_SECONDS_MAX, files};
 
@@ -29,6 +29,8 @@ use super::{SAVE_SECONDS_MAX, files};
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// How long a machine may take to answer, beside what it was given to stop.
 const ANSWER_BOUND: Duration = Duration::from_secs(35);
+/// Longest wait for daemons of other hosts, one after the other.
+const SAVE_FILES_BOUND: Duration = Duration::from_secs(120);
 
 /// Why there is no answer, or no good one.
 #[derive(Debug, Error)]
@@ -183,6 +185,14 @@ impl Client {
     pub fn save(&self, files: &[File], body: &SaveBody) -> Result<Saved, ClientError> {
         let bound = Duration::from_secs(SAVE_SECONDS_MAX) + ANSWER_BOUND;
         self.call_with(files, Method::POST, "/v1/vm/save", body, bound)
+    }
+
+    /// Has daemons keep or remove the files that they made for the last save.
+    ///
+    /// # Errors
+    /// A daemon did not; or the machine cannot be reached.
+    pub fn save_files(&self, body: &SaveFilesBody) -> Result<VmView, ClientError> {
+        self.call(Method::POST, "/v1/vm/save/files", body, SAVE_FILES_BOUND)
     }
 
     fn call<T: DeserializeOwned>(

@@ -34,7 +34,7 @@ pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
 pub use view::{
     BackEndView, BalloonBody, BalloonView, ChangeView, ConsoleView, Counters, ErrorBody, ErrorView,
     Faults, LocationView, MoveBody, Pages, PlatformBody, ReleaseBody, STOP_SECONDS,
-    STOP_SECONDS_MAX, SaveBody, Saved, State, StopBody, TimekeeperBody, VmView,
+    STOP_SECONDS_MAX, SaveBody, SaveFilesBody, Saved, State, StopBody, TimekeeperBody, VmView,
 };
 
 /// The description of the API.
@@ -100,6 +100,8 @@ pub trait Control: Send + Sync {
     /// Writes guest memory to `files`, one for each node, and saves everything else. The
     /// machine continues if it ran. A live save has no pages in its reply: `save_progress`.
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure>;
+    /// Has daemons keep or remove the files that they made for the last save.
+    fn save_files(&self, body: &SaveFilesBody) -> Result<(), Failure>;
     /// What each node has written, when a live save is over; `None` before.
     fn save_progress(&self, identity: Identity) -> Result<Option<Vec<Written>>, Failure>;
     /// Gives up the live save of this checkpoint, if it is under way.

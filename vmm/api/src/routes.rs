@@ -16,7 +16,7 @@ use weft_machine::membership::NewNode;
 
 use super::view::{
     BalloonBody, ChangeView, ErrorBody, ErrorView, MoveBody, PlatformBody, ReleaseBody,
-    STOP_SECONDS_MAX, SaveBody, State, StopBody, TimekeeperBody,
+    STOP_SECONDS_MAX, SaveBody, SaveFilesBody, State, StopBody, TimekeeperBody,
 };
 use super::{Control, Failure, OPENAPI};
 use serde::de::DeserializeOwned;
@@ -36,6 +36,7 @@ pub(super) enum Operation {
     Pause,
     Resume,
     Save,
+    SaveFiles,
     Stop,
     MoveVcpu,
     MoveTime,
@@ -50,7 +51,7 @@ pub(super) enum Operation {
 }
 
 /// Every route.
-pub(super) const ROUTES: [(Method, &str, Operation); 18] = [
+pub(super) const ROUTES: [(Method, &str, Operation); 19] = [
     (Method::GET, "/v1/vm", Operation::View),
     (Method::GET, "/v1/vm/counters", Operation::Counters),
     (Method::GET, "/v1/vm/pages", Operation::Pages),
@@ -58,6 +59,7 @@ pub(super) const ROUTES: [(Method, &str, Operation); 18] = [
     (Method::POST, "/v1/vm/pause", Operation::Pause),
     (Method::POST, "/v1/vm/resume", Operation::Resume),
     (Method::POST, "/v1/vm/save", Operation::Save),
+    (Method::POST, "/v1/vm/save/files", Operation::SaveFiles),
     (Method::POST, "/v1/vm/stop", Operation::Stop),
     (Method::PUT, "/v1/vm/vcpu-location", Operation::MoveVcpu),
     (Method::PUT, "/v1/vm/timekeeper", Operation::MoveTime),
@@ -262,6 +264,10 @@ pub(super) async fn answer(
             }
             Ok(body) => save(worker, files, body).await,
             Err(error) => return refused(format!("the body is not valid for save: {error}")),
+        },
+        Operation::SaveFiles => match serde_json::from_slice::<SaveFilesBody>(body) {
+            Ok(body) => view_after(worker, move |control| control.save_files(&body)).await,
+            Err(error) => return refused(format!("the body is not valid for its files: {error}")),
         },
         Operation::Stop => match stop_body(body) {
             Ok(body) => stop(worker, body).await,

@@ -255,6 +255,20 @@ pub struct SaveBody {
     /// Leaves the machine paused once guest memory is written; not with `live`.
     #[serde(default)]
     pub leave_paused: bool,
+    /// Has the daemons of other hosts make files in this directory there, which is absolute, for
+    /// the nodes on them. They stay only after `keep`; the nodes' open files get the tables.
+    #[serde(default)]
+    pub each_host: Option<PathBuf>,
+}
+
+/// What becomes of the files that daemons made for the last save.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SaveFilesBody {
+    /// In all files of the checkpoint.
+    pub identity: Identity,
+    /// They stay when the machine is gone; otherwise they are removed.
+    pub keep: bool,
 }
 
 /// A machine whose guest memory is written.
@@ -266,6 +280,9 @@ pub struct Saved {
     pub back_end: String,
     /// What each node wrote.
     pub pages: Vec<Written>,
+    /// By node: the host whose daemon made its file.
+    #[serde(default)]
+    pub hosts: Vec<Option<String>>,
     /// How long the vCPUs were paused; if they are left paused, until now.
     pub pause_s: f64,
 }

@@ -13,8 +13,8 @@ use serde_json::Value;
 use weft_api::client::{Client, ClientError};
 use weft_api::{
     BackEndView, BalloonView, CONNECTIONS_MAX, ChangeView, ConsoleView, Control, Counters, Failure,
-    Faults, LocationView, OPENAPI, Pages, REQUEST_BYTES_MAX, SaveBody, Saved, Server, State,
-    VmView,
+    Faults, LocationView, OPENAPI, Pages, REQUEST_BYTES_MAX, SaveBody, SaveFilesBody, Saved,
+    Server, State, VmView,
 };
 use weft_checkpoint::{Identity, Written};
 use weft_coherent_memory::{
@@ -285,6 +285,10 @@ impl Control for Fake {
 
     fn unread_pages(&self) -> Result<u64, Failure> {
         Ok(0)
+    }
+
+    fn save_files(&self, _: &SaveFilesBody) -> Result<(), Failure> {
+        Ok(())
     }
 
     fn save_progress(&self, _: Identity) -> Result<Option<Vec<Written>>, Failure> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use weft_dsm::PAGE_BYTES;
 use weft_dsm::controller::Event;
 
-use super::page_source::{AbsentPages, Source};
+use super::page_source::{AbsentPages, Source, Sources};
 use super::shell::{PAGE_SHIFT, SharedMemory};
 
 /// Pages that are filled under the lock at a time.
@@ -18,7 +18,8 @@ const FILLED_MAX: usize = 32;
 const AGAIN: Duration = Duration::from_millis(1);
 
 impl SharedMemory {
-    /// Makes this slice the owner of `pages`, whose bytes `source` has. On the slice that manages
+    /// Makes this slice the owner of `pages`, whose bytes `source` has, beside those of another
+    /// kind of source. On the slice that manages
     /// them, before a vCPU runs and before another slice asks for one of them.
     ///
     /// # Errors
@@ -28,7 +29,8 @@ impl SharedMemory {
         pages: impl Iterator<Item = Range<u64>>,
         source: Source,
     ) -> Result<(), String> {
-        *self.absent.write().unwrap_or_else(PoisonError::into_inner) = Some(source);
+        let sources = self.absent.write();
+        sources.unwrap_or_else(PoisonError::into_inner).add(source);
         for some in pages {
             self.locked(|state| {
                 some.into_iter().try_for_each(|page| {
@@ -75,42 +77,45 @@ impl SharedMemory {
     /// Reads all absent pages, whether a user needs them or not. On a thread of its own; a page
     /// that cannot be read ends the machine.
     pub fn load_all(&self) {
-        let Some(source) = self.absent_source() else {
-            return;
-        };
+        let sources = self.absent_sources();
         let read = self
-            .load_once(&source)
-            .and_then(|()| self.load_rest(&source));
-        match read {
-            Ok(()) => *self.absent.write().unwrap_or_else(PoisonError::into_inner) = None,
-            Err(reason) => return self.fail(reason),
+            .load_once(&sources)
+            .and_then(|()| self.load_rest(&sources));
+        if let Err(reason) = read {
+            return self.fail(reason);
         }
-        if let Source::Elsewhere(pages) = source {
+        let absent = self.absent.write();
+        *absent.unwrap_or_else(PoisonError::into_inner) = Sources::default();
+        if let Some(pages) = sources.elsewhere {
             pages.all_came();
         }
     }
 
-    fn load_once(&self, source: &Source) -> Result<(), String> {
-        match source {
-            Source::Here(files) => files.read_all(&mut |first, bytes| {
+    fn load_once(&self, sources: &Sources) -> Result<(), String> {
+        if let Some(pages) = &sources.elsewhere {
+            pages.ask_all();
+        }
+        if let Some(files) = &sources.here {
+            files.read_all(&mut |first, bytes| {
                 self.fill_absent(first, bytes);
                 !self.is_over()
-            }),
-            Source::Elsewhere(pages) => {
-                pages.ask_all();
-                Ok(())
-            }
+            })?;
         }
+        if let Some(pages) = &sources.elsewhere {
+            pages.wait_for_all();
+        }
+        Ok(())
     }
 
     /// Those that were in transition when they had been read.
-    fn load_rest(&self, source: &Source) -> Result<(), String> {
+    fn load_rest(&self, sources: &Sources) -> Result<(), String> {
         while let Some(page) = self.rights.any_absent().filter(|_| !self.is_over()) {
-            match source {
-                Source::Here(files) => {
+            match sources.clone().of(page) {
+                Some(Source::Here(files)) => {
                     files.read(page, &mut |first, bytes| self.fill_absent(first, bytes))?;
                 }
-                Source::Elsewhere(pages) => pages.ask(page)?,
+                Some(Source::Elsewhere(pages)) => pages.ask(page)?,
+                None => return Ok(()),
             }
             std::thread::sleep(AGAIN);
         }
@@ -120,7 +125,7 @@ impl SharedMemory {
     /// The operation of a page in transition: reads it, and others that are read with it, or asks
     /// for them; whether it is read.
     pub(super) fn load(&self, page: u64) -> Result<bool, String> {
-        let source = self.absent_source();
+        let source = self.absent_sources().of(page);
         match source.ok_or_else(|| format!("page {page:#x} is nowhere"))? {
             Source::Here(files) => self.load_from(&*files, page).map(|()| true),
             Source::Elsewhere(pages) => {
@@ -159,9 +164,9 @@ impl SharedMemory {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn absent_source(&self) -> Option<Source> {
-        let source = self.absent.read();
-        source.unwrap_or_else(PoisonError::into_inner).clone()
+    fn absent_sources(&self) -> Sources {
+        let sources = self.absent.read();
+        sources.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Fills those of these pages that are absent and that no thread is at work with.

@@ -76,7 +76,7 @@ pub use history::HistoryRun;
 pub use membership::MembershipError;
 pub use notifier::{MmuNotifier, NotifierError};
 pub use outbox::Transport;
-pub use page_source::{AbsentPages, ElsewherePages, Source};
+pub use page_source::{AbsentPages, ElsewherePages, PageFiles, Source};
 pub use relocation::RelocationCursor;
 pub use save::SavedPages;
 pub use served::{FaultObserver, ServedFault};

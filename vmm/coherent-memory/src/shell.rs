@@ -34,7 +34,7 @@ use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::history::PageHistory;
 use super::notifier::MmuNotifier;
 use super::outbox::{Links, Transport};
-use super::page_source::Source;
+use super::page_source::Sources;
 use super::served::{FaultObserver, ServedCounts};
 use super::signal::Signal;
 use super::state::State;
@@ -79,7 +79,7 @@ pub struct SharedMemory {
     pub(super) history: Mutex<PageHistory>,
     state: Mutex<State>,
     /// Where absent pages are, while there are any.
-    pub(super) absent: RwLock<Option<Source>>,
+    pub(super) absent: RwLock<Sources>,
     /// Absent pages in transition whose bytes come from elsewhere.
     pub(super) awaited: Mutex<BTreeSet<u64>>,
     /// Time 0 of the controller.

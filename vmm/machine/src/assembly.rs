@@ -233,8 +233,11 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         if let Some(restore) = &checkpoint.restore {
             let identity = restore.set.manifest().identity;
             let pages = read_pages(&core.ram, Some(slice), restore)?;
+            // Of a set with files elsewhere node 0 says first who has them.
+            if !pages.as_ref().is_some_and(|pages| pages.is_apart()) {
+                writer.load(identity);
+            }
             saved = pages.map(|pages| (pages, identity));
-            writer.load(identity);
         }
         obey(slice, joined, &handle)?;
     } else if let Some(restore) = &checkpoint.restore {

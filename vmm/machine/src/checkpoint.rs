@@ -9,6 +9,7 @@
 //! them, the primary gets them with the request, and passes each secondary its own over a
 //! socket that the launcher made.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -18,6 +19,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use weft_aggregate::Slice;
+use weft_aggregate::commands::SavedWay;
 use weft_checkpoint::{Identity, PAGE_BYTES, Set, Written};
 use weft_coherent_memory::Source;
 use weft_guest_memory::{DEVICE_HOLE, FOUR_GIB, Ram};
@@ -46,6 +48,8 @@ pub struct CheckpointIo {
 #[derive(Debug)]
 pub struct Restore {
     pub set: Set,
+    /// By its name, the slice on a host that has files of the set.
+    pub servers: BTreeMap<String, usize>,
     /// Guest-physical addresses to which all slices subscribe.
     pub updated: Vec<Range<u64>>,
 }
@@ -84,6 +88,8 @@ pub struct NewCheckpoint {
     pub base: Option<Identity>,
     /// Open files for pages: the first ones are written, as many as the machine has nodes.
     pub files: Vec<File>,
+    /// Slices whose daemons made a file on their own hosts: theirs here get the tables.
+    pub on_hosts: BTreeSet<usize>,
     /// The machine goes on while they are written: [`super::Handle::save_progress`] says when
     /// they are.
     pub is_live: bool,
@@ -133,15 +139,19 @@ pub(super) fn read_pages(
         return Ok(None);
     };
     let memory = slice.memory();
-    let saved = Arc::new(SavedMemory::open(&restore.set, memory.first_pages())?);
+    let saved = Arc::new(SavedMemory::open(
+        &restore.set,
+        restore.servers.clone(),
+        memory.first_pages(),
+    )?);
     let adopted = memory.adopt_absent(saved.pages(), Source::Here(saved.clone()));
     adopted.map_err(MachineError::Restore)?;
     Ok(Some(saved))
 }
 
-/// By member, the number of its file, and whether it is written by messages: the slices on
-/// other hosts, and those that joined, have no way for files.
-pub(super) type FilePlaces = Vec<(usize, u32, bool)>;
+/// By member, the number of its file, and how it is written: the slices on other hosts, and those
+/// that joined, have no way for files.
+pub(super) type FilePlaces = Vec<(usize, u32, SavedWay)>;
 
 /// The files of a checkpoint go to the slices, in the order of their numbers; the primary's own
 /// is returned. On the primary.
@@ -149,7 +159,7 @@ pub(super) fn hand_out_files(
     slice: Option<&Slice>,
     channels: &[Option<OwnedFd>],
     identity: Identity,
-    files: Vec<File>,
+    (files, on_hosts): (Vec<File>, &BTreeSet<usize>),
 ) -> Result<(File, FilePlaces), String> {
     let members = slice.map_or(vec![0], |slice| slice.members().into_iter().collect());
     if files.len() < members.len() {
@@ -162,11 +172,16 @@ pub(super) fn hand_out_files(
     for (number, (node, file)) in (1..).zip(members.into_iter().skip(1).zip(files)) {
         let channel = channels.get(node - 1).and_then(Option::as_ref);
         // The channel of a node that left leads nowhere, also when its number is used again.
-        let is_sent = channel.is_some_and(|channel| send_file(channel, identity, &file).is_ok());
-        if let Some(slice) = slice.filter(|_| !is_sent) {
+        let is_sent = || channel.is_some_and(|it| send_file(it, identity, &file).is_ok());
+        let way = match on_hosts.contains(&node) {
+            true => SavedWay::Host,
+            false if is_sent() => SavedWay::Socket,
+            false => SavedWay::Link,
+        };
+        if let Some(slice) = slice.filter(|_| way != SavedWay::Socket) {
             slice.receive_saved(node, file);
         }
-        places.push((node, number, !is_sent));
+        places.push((node, number, way));
     }
     Ok((own, places))
 }

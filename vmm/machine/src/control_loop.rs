@@ -1,15 +1,18 @@
 //! The control loop of a secondary: carries out the primary's commands until the links end.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use weft_aggregate::commands::{CommandReceiver, SliceCommand, SliceReply};
-use weft_aggregate::{Slice, Timekeeper};
+use weft_aggregate::{HostFile, Slice, Timekeeper};
+use weft_checkpoint::FileName;
 
 use super::handle::Handle;
 use super::lifecycle::{MachineReply, MachineRequest, Refusal, Stage};
 use super::page_writer::NewPages;
+use super::restoring::HostPages;
 
 /// How often it checks whether the machine has ended.
 const LOOK: Duration = Duration::from_millis(500);
@@ -47,6 +50,21 @@ impl ControlLoop {
             };
             self.slice.reply(ticket, &reply);
         }
+    }
+
+    fn serve_pages(
+        &self,
+        files: &serde_json::Value,
+        readers: &BTreeSet<usize>,
+    ) -> Result<(), String> {
+        let names: Vec<FileName> = serde_json::from_value(files.clone())
+            .map_err(|error| format!("the names of files: {error}"))?;
+        let host_files = self.slice.host_files();
+        let take = |(name, number)| Ok((host_files.take(HostFile::Saved(number))?, name));
+        let files = names.into_iter().zip(0..).map(take);
+        let pages = HostPages::open(files.collect::<Result<_, String>>()?)?;
+        self.slice.serve_pages(Arc::new(pages), readers.clone());
+        Ok(())
     }
 
     fn reply_of_owner(&self, request: MachineRequest) -> Result<SliceReply, Refusal> {
@@ -115,7 +133,7 @@ impl ControlLoop {
             SliceCommand::CutPages {
                 identity,
                 file,
-                is_remote,
+                way,
                 base,
             } => {
                 let pages = NewPages {
@@ -123,15 +141,21 @@ impl ControlLoop {
                     file: *file,
                     base: *base,
                 };
-                let is_remote = *is_remote;
-                drop(
-                    self.handle
-                        .request(MachineRequest::CutPages { pages, is_remote })?,
-                );
+                let way = *way;
+                let request = MachineRequest::CutPages { pages, way };
+                drop(self.handle.request(request)?);
             }
             SliceCommand::SaveProgress => return Ok(self.handle.writer.report()),
             SliceCommand::EndSave => self.handle.writer.give_up(),
-            SliceCommand::LoadPages { identity } => self.handle.writer.load(*identity),
+            SliceCommand::ServePages { files, readers } => {
+                if let Err(reason) = self.serve_pages(files, readers) {
+                    return Ok(SliceReply::Refused(reason));
+                }
+            }
+            SliceCommand::LoadPages { identity } => {
+                self.slice.knows_pages();
+                self.handle.writer.load(*identity);
+            }
             SliceCommand::KeepOwned => drop(self.handle.request(MachineRequest::KeepOwned)?),
             SliceCommand::Reclaim { pages } => {
                 if let Err(error) = self.slice.memory().reclaim(pages.clone()) {

@@ -145,6 +145,12 @@ impl Handle {
         }
     }
 
+    /// The nodes that the machine has. On the primary.
+    pub fn members(&self) -> Vec<usize> {
+        let slice = self.slice.as_ref();
+        slice.map_or(vec![0], |slice| slice.members().into_iter().collect())
+    }
+
     /// The state of a paused machine, without its memory.
     pub fn save(&self) -> Result<Box<MachineState>, Refusal> {
         match self.request(MachineRequest::Save)? {

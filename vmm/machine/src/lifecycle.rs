@@ -18,7 +18,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
+use weft_aggregate::commands::{SavedWay, SliceCommand, SliceReply, VcpuStage};
 use weft_aggregate::membership::Change;
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::interrupts::VcpuLocation;
@@ -189,7 +189,7 @@ pub enum MachineRequest {
     WriteCheckpoint(Box<NewCheckpoint>),
     /// On a secondary: begins to write the pages that it owns to the file that came with the
     /// set's identity, or by messages.
-    CutPages { pages: NewPages, is_remote: bool },
+    CutPages { pages: NewPages, way: SavedWay },
     /// On a secondary: gives the memory of pages back that it does not own.
     KeepOwned,
     /// On a secondary: saves one of its vCPUs.

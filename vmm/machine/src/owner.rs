@@ -224,8 +224,8 @@ impl Owner {
                 return Ok(MachineReply::Checkpoint(Box::new(written)));
             }
             (MachineRequest::KeepOwned, Stage::Built | Stage::Paused) => self.keep_owned()?,
-            (MachineRequest::CutPages { pages, is_remote }, Stage::Built | Stage::Paused) => {
-                self.cut_own_pages(name, (pages, is_remote))?;
+            (MachineRequest::CutPages { pages, way }, Stage::Built | Stage::Paused) => {
+                self.cut_own_pages(name, (pages, way))?;
             }
             (MachineRequest::SaveVcpu(vcpu), Stage::Built | Stage::Paused) => {
                 let state = self.save_here(name, vcpu)?;

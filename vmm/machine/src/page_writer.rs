@@ -14,14 +14,15 @@
 //! A confined process can start no thread, so this one waits for its work from the start. Before
 //! all saves, it reads what a restored machine has not yet needed of its checkpoint.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
-use weft_aggregate::Slice;
 use weft_aggregate::commands::{SaveReport, SliceReply};
-use weft_checkpoint::{Identity, PAGE_BYTES, PagesWriter, Written};
+use weft_aggregate::{RemoteFile, Slice};
+use weft_checkpoint::{Identity, PAGE_BYTES, PagesWriter, Written, write_tables};
 use weft_coherent_memory::{SavedPages, SharedMemory};
 use weft_confine::{ThreadKind, lock};
 use weft_guest_memory::{GuestBytes, Ram};
@@ -52,6 +53,38 @@ pub enum Writing {
 
 /// A file, here or at slice 0.
 pub(super) type PagesOutput = Box<dyn Write + Send>;
+
+/// A file on this slice's host; what stands before and behind its pages goes to slice 0, too.
+pub(super) struct FileOnHost {
+    file: File,
+    length: u64,
+    tables: RemoteFile,
+}
+
+impl FileOnHost {
+    /// `file` is empty.
+    pub fn new(file: File, tables: RemoteFile) -> Self {
+        Self {
+            file,
+            length: 0,
+            tables,
+        }
+    }
+}
+
+impl Write for FileOnHost {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.file.write(bytes)?;
+        self.length += count as u64;
+        Ok(count)
+    }
+
+    /// The file is finished. It is on disk before slice 0 knows it.
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.sync_data()?;
+        write_tables(&self.file, self.length, &mut self.tables)
+    }
+}
 
 /// An order for the thread.
 enum Order {

@@ -9,7 +9,7 @@ use crate::consent::{Lender, NewFile};
 use crate::daemon::slice::LentSlice;
 use crate::daemon::takeover::{HomePart, Progress, Takeover, TakeoverError};
 use crate::error::sentence;
-use crate::monitor_protocol::HomeStep;
+use crate::monitor_protocol::{HomeStep, SliceFile};
 use crate::protocol::{DaemonReply, HomeRequest};
 
 impl Session<'_> {
@@ -24,6 +24,18 @@ impl Session<'_> {
             } => {
                 let made = self.make_disk(*number, path, *bytes);
                 made.map(|()| Some(DaemonReply::HomeReady { request }))
+            }
+            HomeStep::NewFile { path } => {
+                let made = self.make_pages_file(path);
+                made.map(|()| Some(DaemonReply::HomeReady { request }))
+            }
+            HomeStep::KeepNewFile { keep } => {
+                let kept = self.keep_pages_file(*keep);
+                kept.map(|()| Some(DaemonReply::HomeReady { request }))
+            }
+            HomeStep::SavedFile { number, path } => {
+                let opened = self.open_pages_file(*number, path);
+                opened.map(|()| Some(DaemonReply::HomeReady { request }))
             }
             HomeStep::Prepare => self.prepare_home(home).map(|()| None),
             HomeStep::Wait => {
@@ -40,7 +52,70 @@ impl Session<'_> {
             HomeStep::LetGo => self.let_home_go(Some(request)).map(|()| None),
             HomeStep::GiveUp => Err(TakeoverError::GivenUp),
         };
-        done.unwrap_or_else(|error| Some(self.home_failed(request, &error)))
+        done.unwrap_or_else(|error| match home.step {
+            // The machine does not move.
+            HomeStep::NewFile { .. }
+            | HomeStep::KeepNewFile { .. }
+            | HomeStep::SavedFile { .. } => Some(DaemonReply::HomeFailed {
+                request,
+                reason: sentence(&error),
+            }),
+            _ => Some(self.home_failed(request, &error)),
+        })
+    }
+
+    /// Makes the file for the slice's pages of a checkpoint, and gives it to the slice. One that
+    /// was made before and not kept is removed.
+    fn make_pages_file(&mut self, path: &Path) -> Result<(), TakeoverError> {
+        self.new_file = None;
+        let permitted = Lender::of(self.peer).disk(path, true)?;
+        let owner = self.daemon.confinement(self.peer);
+        let owner = owner.map(|confinement| confinement.user);
+        let slice = self.slice.as_ref().filter(|slice| slice.is_machines());
+        let slice = slice.ok_or(TakeoverError::NoSlice)?;
+        let failed = |source| TakeoverError::File {
+            action: "make",
+            path: path.to_owned(),
+            source,
+        };
+        let directory = permitted.make_directory(owner).map_err(failed)?;
+        let (file, made) = permitted.create(0, owner).map_err(failed)?;
+        self.new_file = Some(made.in_directory(directory));
+        slice
+            .take_file(SliceFile::NewPages, file.as_fd())
+            .map_err(TakeoverError::Told)
+    }
+
+    fn keep_pages_file(&mut self, keep: bool) -> Result<(), TakeoverError> {
+        let Some(file) = &mut self.new_file else {
+            return Ok(());
+        };
+        if !keep {
+            self.new_file = None;
+            return Ok(());
+        }
+        file.keep_until_removed()
+            .map_err(|source| TakeoverError::File {
+                action: "keep",
+                path: file.path().to_owned(),
+                source,
+            })
+    }
+
+    /// Opens a file of a checkpoint, and gives it to the slice.
+    fn open_pages_file(&mut self, number: u32, path: &Path) -> Result<(), TakeoverError> {
+        let permitted = Lender::of(self.peer).disk(path, false)?;
+        let slice = self.slice.as_ref().filter(|slice| slice.is_machines());
+        let slice = slice.ok_or(TakeoverError::NoSlice)?;
+        let opened = permitted.open(libc::O_RDONLY);
+        let file = opened.map_err(|source| TakeoverError::File {
+            action: "open",
+            path: path.to_owned(),
+            source,
+        })?;
+        slice
+            .take_file(SliceFile::SavedPages(number), file.as_fd())
+            .map_err(TakeoverError::Told)
     }
 
     /// Makes the file for a copy of a disk, and gives it to the slice.
@@ -58,7 +133,7 @@ impl Session<'_> {
             source,
         })?;
         slice
-            .take_disk(number, file.as_fd())
+            .take_file(SliceFile::Disk(number), file.as_fd())
             .map_err(TakeoverError::Told)?;
         self.disks.push(made);
         Ok(())

@@ -124,14 +124,19 @@ impl Machine<'_> {
         };
         let node = self.aggregate.node(number);
         let node = node.filter(|node| node.state == NodeState::Running);
+        let is_here = node
+            .as_ref()
+            .is_some_and(|node| matches!(node.body, Body::Local(_)));
         let Some(Body::Remote(slice)) = node.map(|node| &mut node.body) else {
-            // A host that was asked before may go on with the machine.
-            self.tell_home(&match is_first {
-                true => LauncherMessage::NodeFailed {
+            self.tell_home(&match home.step {
+                HomeStep::Prepare => LauncherMessage::NodeFailed {
                     request,
                     reason: format!("node {number} is on this host"),
                 },
-                false => LauncherMessage::HomeLost {
+                // It needs no daemon for its files.
+                HomeStep::NewFile { .. } if is_here => LauncherMessage::NodeReady { request },
+                // A host that was asked before may go on with the machine.
+                _ => LauncherMessage::HomeLost {
                     request,
                     reason: format!("node {number} has ended"),
                 },

@@ -197,7 +197,7 @@ pub enum SliceMessage<'a> {
         /// [`super::unread_pages`] has their form.
         ranges: &'a [u8],
     },
-    /// To the primary: read consecutive pages of the checkpoint; answered by some `PagesRead`.
+    /// To a slice with files: read consecutive pages of one of them; answered by some `PagesRead`.
     ReadPages {
         /// The number of the first page.
         first: u64,
@@ -212,7 +212,7 @@ pub enum SliceMessage<'a> {
         follow: u64,
         bytes: &'a [u8],
     },
-    /// To the primary: the sender has all its pages of the checkpoint.
+    /// To a slice with files: the sender has all pages that it reads from there.
     AllRead,
     /// From the primary: a step of the copy of one of its disks; answered by `Accessed` with an
     /// error number, or zero.

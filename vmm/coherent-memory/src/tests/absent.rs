@@ -1,5 +1,5 @@
-//! Pages of a checkpoint that another process reads and sends, while users of two slices use
-//! them.
+//! Pages of a checkpoint that another process reads and sends, or that come from files, while
+//! users of two slices use them.
 
 use super::*;
 use std::sync::{Condvar, PoisonError};
@@ -9,7 +9,39 @@ const PAGES: u64 = 400;
 /// Pages that come together.
 const RUN: u64 = 16;
 
-/// Sends runs in the order in which they are asked for, each page twice or thrice: late, in two
+fn bytes_of(run: u64) -> Vec<u8> {
+    let page = |page: u64| [page as u8 & 0x7f | 1; PAGE as usize];
+    let first = run * RUN;
+    (first..first + RUN).flat_map(page).collect()
+}
+
+fn is_here(page: u64) -> bool {
+    (page / RUN).is_multiple_of(3)
+}
+
+fn runs(here: bool) -> impl Iterator<Item = u64> {
+    (0..PAGES / RUN).filter(move |run| is_here(run * RUN) == here)
+}
+
+/// Every third run.
+struct Files;
+
+impl PageFiles for Files {
+    fn read(&self, page: u64, take: &mut dyn FnMut(u64, &[u8])) -> Result<(), String> {
+        assert!(is_here(page), "page {page:#x}");
+        take(page / RUN * RUN, &bytes_of(page / RUN));
+        Ok(())
+    }
+}
+
+impl AbsentPages for Files {
+    fn read_all(&self, take: &mut dyn FnMut(u64, &[u8]) -> bool) -> Result<(), String> {
+        runs(true).all(|run| take(run * RUN, &bytes_of(run)));
+        Ok(())
+    }
+}
+
+/// Sends the other runs in the order in which they are asked for, each page twice or thrice: late, in two
 /// messages, and again when users have changed it.
 #[derive(Default)]
 struct LateSender {
@@ -19,6 +51,10 @@ struct LateSender {
 }
 
 impl ElsewherePages for LateSender {
+    fn has(&self, page: u64) -> bool {
+        !is_here(page)
+    }
+
     fn ask(&self, page: u64) -> Result<(), String> {
         assert_unlocked("a page is asked for");
         self.asked.lock().unwrap().push(page / RUN);
@@ -26,7 +62,10 @@ impl ElsewherePages for LateSender {
     }
 
     fn ask_all(&self) {
-        self.asked.lock().unwrap().extend(0..PAGES / RUN);
+        self.asked.lock().unwrap().extend(runs(false));
+    }
+
+    fn wait_for_all(&self) {
         let asked = self.asked.lock().unwrap();
         let until = Duration::from_secs(20);
         let waited = (self.came).wait_timeout_while(asked, until, |asked| !asked.is_empty());
@@ -47,9 +86,8 @@ impl LateSender {
                 continue;
             };
             sleep(Duration::from_micros(run * 37 % 400));
-            let page = |page: u64| [page as u8 & 0x7f | 1; PAGE as usize];
             let first = run * RUN;
-            let bytes: Vec<u8> = (first..first + RUN).flat_map(page).collect();
+            let bytes = bytes_of(run);
             let (one, other) = bytes.split_at((RUN / 2 * PAGE) as usize);
             memory.receive_absent(first + RUN / 2, other);
             memory.receive_absent(first, one);
@@ -86,9 +124,11 @@ fn pages_that_another_process_reads_come_once_for_all_users() {
         let rig = Rig::new(2, ManagerOf::Fixed(NodeId(1)));
         let memory = &rig.memories[1];
         let pages = Arc::new(LateSender::default());
-        let runs = (0..PAGES / RUN).map(|run| run * RUN..(run + 1) * RUN);
+        let pages_of = |here| runs(here).map(|run| run * RUN..(run + 1) * RUN);
         let source = Source::Elsewhere(pages.clone());
-        memory.adopt_absent(runs, source).unwrap();
+        memory.adopt_absent(pages_of(false), source).unwrap();
+        let source = Source::Here(Arc::new(Files));
+        memory.adopt_absent(pages_of(true), source).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| pages.run(memory));
             scope.spawn(|| {
@@ -117,10 +157,14 @@ fn pages_that_another_process_reads_come_once_for_all_users() {
 fn a_page_that_is_in_no_file_is_a_failure() {
     struct Nothing;
     impl ElsewherePages for Nothing {
+        fn has(&self, _: u64) -> bool {
+            true
+        }
         fn ask(&self, page: u64) -> Result<(), String> {
             Err(format!("page {page:#x} is in no file"))
         }
         fn ask_all(&self) {}
+        fn wait_for_all(&self) {}
         fn all_came(&self) {}
     }
     let rig = Rig::new(1, ManagerOf::Fixed(NodeId(0)));

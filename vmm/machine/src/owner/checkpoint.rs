@@ -1,13 +1,13 @@
 //! The owner saves and restores machines of one slice and of several.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use weft_aggregate::Slice;
-use weft_aggregate::commands::{SliceCommand, SliceReply};
+use weft_aggregate::commands::{SavedWay, SliceCommand, SliceReply};
+use weft_aggregate::{HostFile, PRIMARY, Slice};
 use weft_checkpoint::{Identity, Written};
 use weft_platform::part::Version;
 use weft_vcpu::PAGE_SIZE;
@@ -18,7 +18,7 @@ use crate::checkpoint::{
     WrittenCheckpoint, hand_out_files, receive_file,
 };
 use crate::lifecycle::Refusal;
-use crate::page_writer::{NewPages, PageWriter, PagesOutput, Writing};
+use crate::page_writer::{FileOnHost, NewPages, PageWriter, PagesOutput, Writing};
 use crate::platform_move::PlatformState;
 use crate::restoring::SavedMemory;
 use crate::sources::with_sources;
@@ -115,7 +115,8 @@ impl Owner {
         let saved = self.saved.take();
         if let Some(slice) = self.commanding_slice() {
             if let Some((saved, identity)) = saved {
-                let served = serve_restored(slice, &self.channels, saved, identity);
+                let (channels, writer) = (&self.channels, &self.writer);
+                let served = serve_restored(slice, (channels, writer), saved, identity);
                 served.map_err(|reason| refused(request, reason))?;
             }
             // A secondary replies when it has adopted its part of RAM: devices and vCPUs may
@@ -180,7 +181,8 @@ impl Owner {
         }
         let slice = self.slice.as_deref();
         let (identity, base) = (checkpoint.identity, checkpoint.base);
-        let (own, places) = hand_out_files(slice, &self.channels, identity, checkpoint.files)?;
+        let files = (checkpoint.files, &checkpoint.on_hosts);
+        let (own, places) = hand_out_files(slice, &self.channels, identity, files)?;
         let pages = NewPages {
             identity,
             file: 0,
@@ -214,11 +216,11 @@ impl Owner {
         places: &FilePlaces,
     ) -> Result<(), String> {
         let NewPages { identity, base, .. } = pages;
-        let cut = |(node, file, is_remote): &(usize, u32, bool)| {
+        let cut = |(node, file, way): &(usize, u32, SavedWay)| {
             let command = SliceCommand::CutPages {
                 identity,
                 file: *file,
-                is_remote: *is_remote,
+                way: *way,
                 base,
             };
             slice.begin_command_of(*node, &command)
@@ -235,17 +237,22 @@ impl Owner {
     pub(super) fn cut_own_pages(
         &self,
         request: &'static str,
-        (pages, is_remote): (NewPages, bool),
+        (pages, way): (NewPages, SavedWay),
     ) -> Result<(), Refusal> {
         let channel = self.channels.iter().flatten().next();
-        let output = match (channel, self.slice.as_deref()) {
-            (_, Some(slice)) if is_remote => Ok(Box::new(slice.remote_file()) as PagesOutput),
-            (Some(channel), _) => {
-                receive_file(channel, pages.identity).map(|file| Box::new(file) as PagesOutput)
-            }
-            _ => Err("there is no way for files to this node".into()),
+        let output = || -> Result<PagesOutput, String> {
+            let none = "there is no way for files to this node";
+            Ok(match way {
+                SavedWay::Socket => Box::new(receive_file(channel.ok_or(none)?, pages.identity)?),
+                SavedWay::Link => Box::new(self.slice.as_ref().ok_or(none)?.remote_file()),
+                SavedWay::Host => {
+                    let slice = self.slice.as_ref().ok_or(none)?;
+                    let file = slice.host_files().take(HostFile::New)?;
+                    Box::new(FileOnHost::new(file, slice.remote_file()))
+                }
+            })
         };
-        output
+        output()
             .and_then(|output| self.writer.cut(output, pages))
             .map_err(|reason| refused(request, reason))
     }
@@ -409,27 +416,57 @@ fn wait_until_written(writer: &PageWriter, slice: Option<&Slice>) -> Result<Vec<
     }
 }
 
-/// Has the slices on other hosts, which cannot read the files, get their pages from here.
+/// Has each slice know which of its pages are in files that it cannot read, and which slice can:
+/// this one, or one on the host of the file.
 fn serve_restored(
     slice: &Slice,
-    channels: &[Option<OwnedFd>],
+    (channels, writer): (&[Option<OwnedFd>], &PageWriter),
     saved: Arc<SavedMemory>,
     identity: Identity,
 ) -> Result<(), String> {
-    let is_remote = |node: &usize| channels.get(node - 1).is_none_or(Option::is_none);
-    let pages_of = |node| {
-        let parts = slice.placement().memory_of(node).into_iter();
-        let pages = parts.map(|part| part.start / PAGE_SIZE..part.end / PAGE_SIZE);
-        pages.flat_map(|pages| saved.pages_within(&pages)).collect()
+    // It has read the files in the directory of the set by itself.
+    let reads =
+        |node: usize| node == PRIMARY || channels.get(node - 1).is_some_and(Option::is_some);
+    let mut readers = BTreeMap::<usize, Vec<_>>::new();
+    for node in 0..slice.placement().slices() {
+        let mut ranges = Vec::new();
+        for part in slice.placement().memory_of(node) {
+            let pages = part.start / PAGE_SIZE..part.end / PAGE_SIZE;
+            ranges.extend(saved.pages_within(&pages)?);
+        }
+        if reads(node) {
+            ranges.retain(|range| range.server != PRIMARY);
+        }
+        if !ranges.is_empty() {
+            readers.insert(node, ranges);
+        }
+    }
+    let readers_of = |server: usize| -> BTreeSet<usize> {
+        let others = readers.iter().filter(|(node, _)| **node != server);
+        let reads = others.filter(|(_, all)| all.iter().any(|range| range.server == server));
+        reads.map(|(node, _)| *node).collect()
     };
-    let readers: BTreeMap<usize, Vec<_>> = (1..slice.placement().slices())
-        .filter(is_remote)
-        .map(|node| (node, pages_of(node)))
-        .filter(|(_, pages): &(usize, Vec<_>)| !pages.is_empty())
-        .collect();
-    slice.serve_pages(saved, &readers)?;
-    for node in readers.keys() {
-        slice.command(*node, &SliceCommand::LoadPages { identity })?;
+    for (server, files) in saved.on_hosts()? {
+        let serve = SliceCommand::ServePages {
+            files: serde_json::to_value(files).map_err(|error| error.to_string())?,
+            readers: readers_of(server),
+        };
+        slice.command(server, &serve)?;
+    }
+    let nodes: Vec<usize> = match saved.is_apart() {
+        true => (0..slice.placement().slices()).collect(),
+        false => readers.keys().copied().collect(),
+    };
+    slice.serve_pages(saved, readers_of(PRIMARY));
+    for (node, ranges) in readers {
+        slice.tell_absent(node, ranges)?;
+    }
+    slice.knows_pages();
+    for node in nodes {
+        match node == PRIMARY {
+            true => writer.load(identity),
+            false => drop(slice.command(node, &SliceCommand::LoadPages { identity })?),
+        }
     }
     Ok(())
 }
