@@ -30,6 +30,7 @@ use weft_bench::vm::nginx::nginx;
 use weft_bench::vm::ping::ping as vm_ping;
 use weft_bench::vm::restore::restore;
 use weft_bench::vm::save::{save_live, save_since};
+use weft_bench::vm::save_hosts::save_hosts;
 use weft_bench::vm::smemv::smemv;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::split::split;
@@ -40,7 +41,7 @@ use weft_bench::vm::with_disks::with_disks;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 39] = [
+const BENCHMARKS: [&str; 40] = [
     "latency",
     "unstretched",
     "throughput",
@@ -73,6 +74,7 @@ const BENCHMARKS: [&str; 39] = [
     "vm-smemv",
     "vm-ping",
     "vm-home",
+    "vm-save-hosts",
     "vm-with-disks",
     "cluster-drain",
     "mpi-gain",
@@ -179,6 +181,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "vm-smemv" => smemv(place, &options.images(), repeat),
         "vm-ping" => vm_ping(place, &options.images(), repeat),
         "vm-home" => home(place, &options.images(), repeat),
+        "vm-save-hosts" => save_hosts(place, &options.images(), repeat),
         "vm-with-disks" => with_disks(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),

@@ -341,10 +341,10 @@ impl Control for Controlled {
             let hosts = hosts.unwrap_or_default();
             Ok(Saved { hosts, ..saved })
         });
-        if saved.is_err() {
-            self.end_save(body.identity);
-        } else if !body.live {
-            self.changes.end_save(body.identity);
+        match &saved {
+            Err(_) => self.end_save(body.identity),
+            Ok(saved) if saved.pages.is_empty() => {}
+            Ok(_) => drop(self.changes.end_save(body.identity)),
         }
         saved.map_err(|failure| self.or_end(failure))
     }

@@ -18,6 +18,7 @@ pub mod ping;
 mod qmp;
 pub mod restore;
 pub mod save;
+pub mod save_hosts;
 pub mod smemv;
 pub mod soft;
 pub mod split;

@@ -6,7 +6,10 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
@@ -25,6 +28,8 @@ use super::running::{VIEW_BOUND, find};
 
 /// How often the progress is shown.
 const INTERVAL: Duration = Duration::from_millis(250);
+/// Between flushes of files that are being written.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(20);
 const PAGE_BYTES: u64 = weft_checkpoint::PAGE_BYTES as u64;
 
 /// What came of it.
@@ -109,7 +114,7 @@ pub fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     // A machine that runs on writes to its disks as soon as it is saved.
     let before = (!args.stop).then(|| disks(&view.configuration));
     let (set, saved) = save_with_progress(set, &client, &body)?;
-    let saved = saved.with_context(|| format!("vm {}", view.name))?;
+    let (saved, flushed) = saved.with_context(|| format!("vm {}", view.name))?;
     let nodes = saved.pages.len();
     let pages = saved.pages.iter().map(|file| file.pages).sum();
     let unchanged = saved.pages.iter().map(|file| file.unchanged).sum();
@@ -117,6 +122,7 @@ pub fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let disks = before.unwrap_or_else(|| disks(&view.configuration));
     let files = HostFiles::of(&client, &body);
     let committed = disks.and_then(|disks| {
+        flushed?;
         let ready = prepare(set, &view.name, saved, &body, disks)?;
         files.settle(true)?;
         Ok(ready.complete()?)
@@ -246,16 +252,18 @@ fn open_base(directory: &Path, name: &str) -> anyhow::Result<Set> {
     Ok(set)
 }
 
+/// What the machine reports of a save, and whether its files here could be flushed.
+type SaveOutcome = Result<(Saved, anyhow::Result<()>), ClientError>;
+
 /// Has the machine save itself, and meanwhile shows on a terminal how much was written. Ctrl-C
 /// gives the save up, and removes its files. A machine that is saved while it runs notices the
-/// end of the connection; one that stands continues when its memory is written. One that was to
-/// end is waited for, and resumed; one with files on other hosts is waited for, and these are
-/// removed.
+/// end of the connection, and so does one with files on other hosts; another one that stands
+/// continues when its memory is written. One that was to end is waited for, and resumed.
 fn save_with_progress(
     set: NewSet,
     client: &Client,
     body: &SaveBody,
-) -> anyhow::Result<(NewSet, Result<Saved, ClientError>)> {
+) -> anyhow::Result<(NewSet, SaveOutcome)> {
     let signals = take_signals()?;
     let files = set.pages().iter().map(File::try_clone);
     let files = files.collect::<io::Result<Vec<File>>>();
@@ -267,8 +275,9 @@ fn save_with_progress(
         .spawn(move || drop(reply.send(asking.save(&files, &asked))))
         .context("cannot start a thread")?;
     let shows = io::stderr().is_terminal();
-    // What it leaves is undone afterwards; the end of a live save undoes it by itself.
-    let waits = body.leave_paused || (body.each_host.is_some() && !body.live);
+    // Files here are not flushed only after those of other hosts, or after all is written.
+    let flushes = body.live || body.each_host.is_some();
+    let flusher = flushes.then(|| Flusher::start(&set)).transpose()?;
     let mut is_given_up = false;
     loop {
         match replied.recv_timeout(INTERVAL) {
@@ -276,13 +285,12 @@ fn save_with_progress(
                 clear(shows);
                 if is_given_up {
                     let gone = HostFiles::of(client, body).settle(false);
-                    if body.leave_paused {
-                        client.resume().context("the machine stays paused")?;
-                    }
+                    client.resume().context("the machine stays paused")?;
                     gone?;
                     bail!("the save was given up");
                 }
-                return Ok((set, saved));
+                let flushed = flusher.map_or(Ok(()), Flusher::end);
+                return Ok((set, saved.map(|saved| (saved, flushed))));
             }
             Err(RecvTimeoutError::Disconnected) => bail!("the save ended without a reply"),
             Err(RecvTimeoutError::Timeout) => {}
@@ -290,7 +298,7 @@ fn save_with_progress(
         while let Some(event) = signals.next() {
             if let SignalEvent::Signal { .. } = event {
                 clear(shows);
-                if !waits {
+                if !body.leave_paused {
                     bail!("the save was given up");
                 }
                 is_given_up = true;
@@ -300,6 +308,40 @@ fn save_with_progress(
             eprint!("\rweft: {} written", format_bytes(set.bytes_written()));
             let _ = io::stderr().flush();
         }
+    }
+}
+
+/// Flushes the files of a set while they are written.
+struct Flusher {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<io::Result<()>>,
+}
+
+impl Flusher {
+    fn start(set: &NewSet) -> anyhow::Result<Self> {
+        let files = set.pages().iter().map(File::try_clone);
+        let files = files.collect::<io::Result<Vec<File>>>();
+        let files = files.context("cannot use the files of the checkpoint")?;
+        let is_over = Arc::<AtomicBool>::default();
+        let over = is_over.clone();
+        let flush = move || {
+            while !over.load(Ordering::Relaxed) {
+                std::thread::sleep(FLUSH_INTERVAL);
+                files.iter().try_for_each(File::sync_data)?;
+            }
+            Ok(())
+        };
+        let thread = std::thread::Builder::new().name("flush".into());
+        let thread = thread.spawn(flush).context("cannot start a thread")?;
+        Ok(Self { is_over, thread })
+    }
+
+    /// The kernel reports an error of the disk once, so one that was found here counts.
+    fn end(self) -> anyhow::Result<()> {
+        self.is_over.store(true, Ordering::Relaxed);
+        let flushed = self.thread.join();
+        let flushed = flushed.unwrap_or_else(|_| Err(io::Error::other("its thread has ended")));
+        flushed.context("cannot write the files of the checkpoint")
     }
 }
 

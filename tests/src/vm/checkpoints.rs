@@ -332,11 +332,11 @@ fn refused(bench: &Bench, images: &Images) -> Result<String> {
         fs::write(path(name), &good)?;
     }
     let bytes = fs::read(path("manifest"))?;
-    let line = b"weft-checkpoint 2 ";
+    let line = b"weft-checkpoint 3 ";
     ensure!(bytes.starts_with(line), "the manifest's first line");
-    let later = [b"weft-checkpoint 3 ".as_slice(), &bytes[line.len()..]].concat();
+    let later = [b"weft-checkpoint 4 ".as_slice(), &bytes[line.len()..]].concat();
     fs::write(path("manifest"), later)?;
     let said = refusal(bench, &directory, &[])?;
-    ensure!(said.contains("has format 3"), "{said}");
+    ensure!(said.contains("has format 4"), "{said}");
     Ok(String::new())
 }

@@ -98,13 +98,14 @@ pub trait Control: Send + Sync {
     /// Pages that were not yet read from the checkpoint that it continues.
     fn unread_pages(&self) -> Result<u64, Failure>;
     /// Writes guest memory to `files`, one for each node, and saves everything else. The
-    /// machine continues if it ran. A live save has no pages in its reply: `save_progress`.
+    /// machine continues if it ran. A live save has no pages in its reply, nor has one whose files
+    /// on other hosts are not on disk: `save_progress`.
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure>;
     /// Has daemons keep or remove the files that they made for the last save.
     fn save_files(&self, body: &SaveFilesBody) -> Result<(), Failure>;
-    /// What each node has written, when a live save is over; `None` before.
+    /// What each node has written, when such a save is over; `None` before.
     fn save_progress(&self, identity: Identity) -> Result<Option<Vec<Written>>, Failure>;
-    /// Gives up the live save of this checkpoint, if it is under way.
+    /// Gives up such a save of this checkpoint, if it is under way.
     fn end_save(&self, identity: Identity);
     /// Asks the guest to power itself off; `false` when there is no way to, and a
     /// conflict when the guest does not run and so would not hear of it.

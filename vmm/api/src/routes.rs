@@ -358,47 +358,48 @@ async fn stop(worker: &Worker, body: StopBody) -> Result<Answer, Failure> {
 }
 
 /// Saves the machine, once it has read all of the checkpoint that it continues. A live save is
-/// over when all pages are written; if the client goes away before that, nobody waits for the
-/// answer, and the save is given up.
+/// over when all pages are written, one with files on other hosts when these are on disk; if the
+/// client goes away before that, nobody waits for the answer, and the save is given up.
 async fn save(worker: &Worker, files: Vec<File>, body: SaveBody) -> Result<Answer, Failure> {
     while worker.ask(|control| control.unread_pages()).await? > 0 {
         sleep(LOOK).await;
     }
-    if !body.live {
+    if !body.live && body.each_host.is_none() {
         let saved = worker.ask(move |control| control.save(files, &body));
         return Ok(Answer::new(StatusCode::OK, &saved.await?));
     }
     let identity = body.identity;
-    let mut live = LiveSave {
+    let mut pending = PendingSave {
         worker: worker.clone(),
         identity,
         is_over: false,
     };
     let saved = worker.ask(move |control| control.save(files, &body)).await;
     // One that was not begun leaves nothing to be ended.
-    live.is_over = saved.is_err();
+    pending.is_over = saved.is_err();
     let mut saved = saved?;
-    saved.pages = loop {
+    while saved.pages.is_empty() {
         if let Some(pages) = worker
             .ask(move |control| control.save_progress(identity))
             .await?
         {
-            break pages;
+            saved.pages = pages;
+        } else {
+            sleep(SAVE_LOOK).await;
         }
-        sleep(SAVE_LOOK).await;
-    };
-    live.is_over = true;
+    }
+    pending.is_over = true;
     Ok(Answer::new(StatusCode::OK, &saved))
 }
 
-/// Gives the live save up when it is dropped before it is over.
-struct LiveSave {
+/// Gives the save up when it is dropped before it is over.
+struct PendingSave {
     worker: Worker,
     identity: Identity,
     is_over: bool,
 }
 
-impl Drop for LiveSave {
+impl Drop for PendingSave {
     fn drop(&mut self) {
         if !self.is_over {
             let identity = self.identity;

@@ -101,14 +101,14 @@ pub struct WrittenCheckpoint {
     pub state: MachineState,
     /// See [`super::SavedMachine::updated`].
     pub updated: Vec<Range<u64>>,
-    /// By slice; empty while they are being written.
+    /// By slice; empty while they are being written, or the files flushed.
     pub pages: Vec<Written>,
 }
 
 /// How far a save is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckpointProgress {
-    /// So many pages are left.
+    /// So many pages are left; none: their files are being finished.
     Left(u64),
     /// All are written, by slice.
     Written(Vec<Written>),

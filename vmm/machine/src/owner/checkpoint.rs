@@ -162,9 +162,11 @@ impl Owner {
         }
         let state = self.save(request)?;
         let is_live = checkpoint.is_live;
+        // Hosts flush their files: the machine need not wait for that.
+        let flushes = !checkpoint.on_hosts.is_empty();
         let pages = self.cut_pages(checkpoint).and_then(|()| match is_live {
             true => Ok(Vec::new()),
-            false => wait_until_written(&writer, self.slice.as_deref()),
+            false => wait_until_written(&writer, self.slice.as_deref(), flushes),
         });
         Ok(WrittenCheckpoint {
             state,
@@ -352,9 +354,13 @@ pub(crate) fn save_progress(
     slice: Option<&Slice>,
 ) -> Result<CheckpointProgress, String> {
     let mut left = 0;
+    let mut is_over = true;
     let mut pages = Vec::new();
     match writer.writing() {
-        Writing::Left(own) => left += own.max(1),
+        Writing::Left(own) => {
+            left += own;
+            is_over = false;
+        }
         Writing::Over(written) => pages.push((0, written?)),
         Writing::Idle => return Err("nothing is being saved".into()),
     }
@@ -364,7 +370,10 @@ pub(crate) fn save_progress(
             return Err(format!("slice {node} sent {reply:?}"));
         };
         match report.written {
-            None => left += report.left_pages.max(1),
+            None => {
+                left += report.left_pages;
+                is_over = false;
+            }
             Some((saved, unchanged, bytes)) => {
                 let written = Written {
                     pages: saved,
@@ -377,7 +386,7 @@ pub(crate) fn save_progress(
     }
     pages.sort_unstable_by_key(|(node, _)| *node);
     let written = pages.into_iter().map(|(_, written)| written).collect();
-    if left > 0 {
+    if !is_over {
         return Ok(CheckpointProgress::Left(left));
     }
     if let Some(slice) = slice {
@@ -396,12 +405,19 @@ pub(crate) fn end_save(writer: &PageWriter, slice: Option<&Slice>) {
     }
 }
 
-fn wait_until_written(writer: &PageWriter, slice: Option<&Slice>) -> Result<Vec<Written>, String> {
+/// Waits until all pages are written, and the files are finished unless they are `flushed_later`:
+/// then nothing is returned.
+fn wait_until_written(
+    writer: &PageWriter,
+    slice: Option<&Slice>,
+    flushed_later: bool,
+) -> Result<Vec<Written>, String> {
     let deadline = Instant::now() + Duration::from_secs(CHECKPOINT_SECONDS_MAX);
     loop {
         let progress = save_progress(writer, slice);
         let left = match progress {
             Ok(CheckpointProgress::Written(pages)) => return Ok(pages),
+            Ok(CheckpointProgress::Left(0)) if flushed_later => return Ok(Vec::new()),
             Ok(CheckpointProgress::Left(left)) if Instant::now() > deadline => Err(format!(
                 "{left} pages were not written within {CHECKPOINT_SECONDS_MAX} s"
             )),
