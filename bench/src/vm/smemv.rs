@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
-use weft_tests::boot::{Boot, Images, Monitor};
+use weft_tests::boot::{Boot, Disk, Images, Monitor};
 use weft_tests::guest::Guest;
 
 use super::migrate::gap_us;
@@ -41,23 +41,43 @@ const IDLE_S: u32 = 600;
 
 type Samples = BTreeMap<String, Vec<f64>>;
 
+/// Whose `sort` it is.
+#[derive(Debug, Clone, Copy)]
+enum Sorter {
+    Busybox,
+    /// Debian's, S-memV's own program.
+    Gnu,
+}
+
+const SORTERS: [Sorter; 2] = [Sorter::Busybox, Sorter::Gnu];
+
 /// The table `vm-smemv`.
 pub fn smemv(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     let small = images.small(&place.weft)?;
+    let mut debian = small.clone();
+    debian.disks = vec![Disk::new(&images.file("debian/root.ext4")?).read_only()];
+    debian.words = "root=/dev/vda ro".into();
+    let sorters = SORTERS.map(|sorter| match sorter {
+        Sorter::Busybox => (sorter, &small),
+        Sorter::Gnu => (sorter, &debian),
+    });
     let mut samples = Samples::new();
     let mut add = |key: String, value| samples.entry(key).or_default().push(value);
     for round in 0..repeat {
-        let (figures, sum) = sort(place, &small, &format!("sort{round}"), None)?;
-        let run = figures.iter().find(|(figure, _)| *figure == "run");
-        let (_, run_s) = run.context("a sort without its time")?;
-        add("sort Still run".into(), *run_s);
-        let half = Duration::from_secs_f64(run_s / 2.0);
-        for way in WAYS {
-            let name = format!("sort{round}-{way:?}");
-            let (figures, other) = sort(place, &small, &name, Some((way, half)))?;
-            ensure!(sum == other, "{name}: {other}, not {sum}");
-            for (figure, value) in figures {
-                add(format!("sort {way:?} {figure}"), value);
+        for (sorter, boot) in sorters {
+            let name = format!("{sorter:?}{round}").to_lowercase();
+            let (figures, sum) = sort(place, boot, &name, None)?;
+            let run = figures.iter().find(|(figure, _)| *figure == "run");
+            let (_, run_s) = run.context("a sort without its time")?;
+            add(format!("{sorter:?} Still run"), *run_s);
+            let half = Duration::from_secs_f64(run_s / 2.0);
+            for way in WAYS {
+                let name = format!("{name}-{way:?}");
+                let (figures, other) = sort(place, boot, &name, Some((way, half)))?;
+                ensure!(sum == other, "{name}: {other}, not {sum}");
+                for (figure, value) in figures {
+                    add(format!("{sorter:?} {way:?} {figure}"), value);
+                }
             }
         }
         for (number, (memory_mib, megabytes, hot)) in SIZES.into_iter().enumerate() {
@@ -113,17 +133,17 @@ type Figures = Vec<(&'static str, f64)>;
 /// of its output.
 fn sort(
     place: &Place,
-    small: &Boot,
+    base: &Boot,
     name: &str,
     split: Option<(Way, Duration)>,
 ) -> Result<(Figures, String)> {
-    let mut boot = small.running(&format!(
-        "mkdir /m; mount -t tmpfs -o size=100% none /m; \
-         i=0; while [ $i -lt {COLD_FILES} ]; do \
-         textfile 4 >/m/cold$i; textfile 4 >/m/removed$i; i=$((i + 1)); done; \
-         rm /m/removed*; textfile {LINES_MB} | fold -w {LINE} >/m/lines; \
+    let mut boot = base.running(&format!(
+        "cd /run || mkdir /run; mount -t tmpfs -o size=100% none /run; cd /run; \
+         export LC_ALL=C TMPDIR=/run; i=0; while [ $i -lt {COLD_FILES} ]; do \
+         textfile 4 >cold$i; textfile 4 >removed$i; i=$((i + 1)); done; \
+         rm removed*; textfile {LINES_MB} | fold -w {LINE} >lines; \
          echo {READY}; read line; echo {BEGINS}; \
-         sort /m/lines | md5sum | sed 's/^/{SUM}/'; echo {ENDS}; read line"
+         sort lines | md5sum | sed 's/^/{SUM}/'; echo {ENDS}; read line"
     ));
     boot.memory_mib = SORT_MIB;
     let started = Instant::now();
@@ -215,7 +235,7 @@ const IDLE_ROWS: [(&str, &str, &str, With, Goal); 2] = [
 
 fn table(samples: &Samples) -> Table {
     let about = format!(
-        "S-memV's figures that `vm-split` does not have, on one host: all nodes are its processes (software vCPU, sealed links over TCP). *sort*: busybox's, of {LINES_MB} MB of random lines of up to {LINE} characters, in a Linux of one vCPU ({SORT_MIB} MiB). Before, the guest writes {COLD_FILES} files of 4 MB that it does not read again, and removes as many between them, so that what the sort uses is spread over all of the memory. At half of the time that the sort takes without a migration in the same repetition, the machine goes from one node to another with room for all, or to two with half of its memory each, by access history and by page numbers, in alternation; medians. All sorts must have the same output. *From the split on*: from the command to the end of the sort. *Remote faults*, *waits for pages*: of the vCPU, from the end of the migration on. *Idle*: five sixths of the memory have a content, and a program writes {IDLE} pages a second of {} MB. Goals are S-memV's figures, except for the last row: the time grows at most as the memory does.",
+        "S-memV's figures that `vm-split` does not have, on one host: all nodes are its processes (software vCPU, sealed links over TCP). *sort*: busybox's, and GNU's in Debian, of {LINES_MB} MB of random lines of up to {LINE} characters, in a Linux of one vCPU ({SORT_MIB} MiB). Before, the guest writes {COLD_FILES} files of 4 MB that it does not read again, and removes as many between them, so that what the sort uses is spread over all of the memory. At half of the time that the sort takes without a migration in the same repetition, the machine goes from one node to another with room for all, or to two with half of its memory each, by access history and by page numbers, in alternation; medians. All sorts must have the same output. *From the split on*: from the command to the end of the sort. *Remote faults*, *waits for pages*: of the vCPU, from the end of the migration on. *Idle*: five sixths of the memory have a content, and a program writes {IDLE} pages a second of {} MB. Goals are S-memV's figures, except for the last row: the time grows at most as the memory does.",
         SIZES[0].2
     );
     let columns = [
@@ -248,8 +268,15 @@ fn table(samples: &Samples) -> Table {
         row.extend(goal.cells(value));
         table.rows.push(row);
     };
-    for (what, figure, unit, with, goal) in SORT_ROWS {
-        row(format!("sort: {what}"), "sort", figure, unit, with, goal);
+    for sorter in SORTERS {
+        let name = match sorter {
+            Sorter::Busybox => "busybox",
+            Sorter::Gnu => "GNU",
+        };
+        for (what, figure, unit, with, goal) in SORT_ROWS {
+            let what = format!("{name} sort: {what}");
+            row(what, &format!("{sorter:?}"), figure, unit, with, goal);
+        }
     }
     for (number, (memory_mib, ..)) in SIZES.iter().enumerate() {
         let subject = format!("size {number}");
