@@ -19,6 +19,8 @@ const SORT_MIB: u64 = 512;
 /// Files of 4 MB that nobody reads again. Between each two of them one of the same size was
 /// removed, so what the sort uses is spread over all of the memory.
 const COLD_FILES: u32 = 50;
+/// They are used no more for so long before the sort.
+const COLD_S: u32 = 10;
 /// The sorted text, in MB, and the length of its lines, in characters.
 const LINES_MB: u32 = 36;
 const LINE: u32 = 20;
@@ -142,7 +144,7 @@ fn sort(
          export LC_ALL=C TMPDIR=/run; i=0; while [ $i -lt {COLD_FILES} ]; do \
          textfile 4 >cold$i; textfile 4 >removed$i; i=$((i + 1)); done; \
          rm removed*; textfile {LINES_MB} | fold -w {LINE} >lines; \
-         echo {READY}; read line; echo {BEGINS}; \
+         sleep {COLD_S}; echo {READY}; read line; echo {BEGINS}; \
          sort lines | md5sum | sed 's/^/{SUM}/'; echo {ENDS}; read line"
     ));
     boot.memory_mib = SORT_MIB;

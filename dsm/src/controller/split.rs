@@ -158,6 +158,12 @@ impl<T: Tables, B> Controller<T, B> {
         choice.is_none_or(|choice| choice.wants(Page(page), node))
     }
 
+    /// Whether another node owns a page that this one manages.
+    pub fn is_owned_elsewhere(&mut self, page: u64) -> bool {
+        let local = *self.node.tables.local(Page(page));
+        !local.owner() && !self.node.tables.entry(Page(page)).untouched()
+    }
+
     /// The manager of a page, as far as this node knows.
     pub fn manager(&mut self, page: u64) -> NodeId {
         self.node.manager_of(Page(page))

@@ -17,7 +17,7 @@
 //! | `dispatcher` | takes a received message to its component |
 //! | `registers` | devices of other slices |
 //! | `serial` | the serial port and its console, on two slices |
-//! | `saved_files`, `unread_pages`, `host_files` | checkpoints of slices on other hosts |
+//! | `saved_files`, `unread_pages`, `pages_server`, `host_files` | checkpoints of slices on other hosts |
 //! | `disk_copies` | copies of disks that go to another host with their machine |
 //! | `commands` | what the primary asks of secondaries |
 //! | `pending_requests` | requests that have no reply yet |
@@ -49,6 +49,7 @@ mod host_files;
 pub mod membership;
 pub mod message;
 pub mod page_history;
+mod pages_server;
 mod peers;
 mod pending_requests;
 mod placement;
@@ -100,6 +101,7 @@ pub use host_files::{HostFile, HostFiles};
 use membership::Membership;
 use message::device::{self, DeviceMessage};
 use message::{SliceMessage, Space};
+use pages_server::{Adopter, PagesServer};
 pub use peers::Peers;
 use pending_requests::PendingRequests;
 pub use placement::{
@@ -119,8 +121,7 @@ use stop::StopSignal;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
 pub use unread_pages::AbsentRange;
-use unread_pages::Adopter;
-use unread_pages::{PagesServer, UnreadPages};
+use unread_pages::UnreadPages;
 pub use vcpu_moves::working_set;
 pub use vcpu_moves::{MoveError, MoveTimes, MovedVcpu, VcpuMoves, VcpuSite};
 use weft_coherent_memory::mapping::GuestMapping;

@@ -25,9 +25,10 @@ use super::PRIMARY;
 use super::disk_copies::DiskCopies;
 use super::message::chunk::CHUNK_MAX;
 use super::message::{CopyStep, SliceMessage};
+use super::pages_server::{Adopter, PagesServer, ReadError};
 use super::peers::Peers;
 use super::registers::RemoteAccess;
-use super::unread_pages::{self, AbsentRange, Adopter, PagesServer, ReadError};
+use super::unread_pages::{self, AbsentRange};
 use super::window::{DISK_WAIT, UNDER_WAY_MAX, Window, outcome};
 
 /// Requests that may wait.

@@ -124,10 +124,16 @@ pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
     let mut rules = common()?;
     match kind {
         ThreadKind::SoftVcpu => {}
-        // A copy of a disk that comes here with its machine.
+        // A copy of a disk that comes here with its machine; for a split, the parts of the memory
+        // file that have any.
         ThreadKind::Device => allow(
             &mut rules,
-            &[libc::SYS_pwrite64, libc::SYS_fallocate, libc::SYS_fdatasync],
+            &[
+                libc::SYS_pwrite64,
+                libc::SYS_fallocate,
+                libc::SYS_fdatasync,
+                libc::SYS_lseek,
+            ],
         ),
         // The last word, to the process that looks after this one; a checkpoint: the file
         // that its pages go to, and the parts of the memory file that have any; how much

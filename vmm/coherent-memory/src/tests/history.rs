@@ -45,11 +45,11 @@ fn chunks_that_were_used_go_to_the_first_node() {
         panic!("three slices");
     };
     let all = PAGES - CHUNK_PAGES;
-    assert_eq!(bins(&source.histogram()), [(0, PAGES)]);
+    assert_eq!(bins(&source.histogram()), [(0x3f, PAGES)], "all are free");
     // A page of the second chunk.
     write(&rig, 0, std::iter::once(CHUNK_PAGES + 7));
     let histogram = source.histogram();
-    assert_eq!(bins(&histogram), [(0, all), (0x80, CHUNK_PAGES)]);
+    assert_eq!(bins(&histogram), [(0x3f, all), (0x80, CHUNK_PAGES)]);
     let threshold = histogram.threshold(CHUNK_PAGES);
     assert_eq!(histogram.first_pages(threshold), CHUNK_PAGES);
     source.split(NodeId(1), threshold);
@@ -76,6 +76,20 @@ fn chunks_that_were_used_go_to_the_first_node() {
 }
 
 #[test]
+fn what_others_have_is_not_free() {
+    let rig = rig();
+    let manager = &rig.memories[0];
+    write(&rig, 1, CHUNK_PAGES..2 * CHUNK_PAGES);
+    let found = bins(&manager.histogram());
+    // What it fetched ahead is not free, either.
+    let [(0, used), (0x3f, free)] = found[..] else {
+        panic!("{found:?}");
+    };
+    assert!(used >= CHUNK_PAGES && used + free == PAGES, "{found:?}");
+    rig.end();
+}
+
+#[test]
 fn pages_of_others_are_told_to_their_managers_and_learned() {
     let rig = rig();
     let [manager, user, _] = &rig.memories[..] else {
@@ -87,21 +101,21 @@ fn pages_of_others_are_told_to_their_managers_and_learned() {
     let runs = vec![run(3, 3, 0x80), run(9, 1, 0x80)];
     assert_eq!(user.history_of_others(), [(NodeId(0), runs.clone())]);
     assert_eq!(manager.history_of_others(), []);
-    assert_eq!(bins(&manager.histogram()), [(0, PAGES)]);
+    assert_eq!(bins(&manager.histogram()), [(0x3f, PAGES)]);
     manager.learn_history(&runs);
-    manager.learn_history(&[run(PAGES - 1, u64::MAX, 2), run(u64::MAX, 1, 2)]);
-    let last = run(PAGES - 1, 1, 2);
+    manager.learn_history(&[run(PAGES - 1, u64::MAX, 0x42), run(u64::MAX, 1, 0x42)]);
+    let last = run(PAGES - 1, 1, 0x42);
     let known = manager.history_for(NodeId(1));
     assert_eq!(known, [runs, vec![last]].concat());
     let rest = PAGES - 2 * CHUNK_PAGES;
-    let expected = [(0, rest), (2, CHUNK_PAGES), (0x80, CHUNK_PAGES)];
+    let expected = [(0x3f, rest), (0x42, CHUNK_PAGES), (0x80, CHUNK_PAGES)];
     let histogram = manager.histogram();
     assert_eq!(bins(&histogram), expected);
     let threshold = Threshold {
-        history: 2,
+        history: 0x42,
         equal_pages: CHUNK_PAGES,
     };
-    assert_eq!(histogram.threshold(2 * CHUNK_PAGES + 1).history, 0);
+    assert_eq!(histogram.threshold(2 * CHUNK_PAGES + 1).history, 0x3f);
     assert_eq!(histogram.first_pages(threshold), 2 * CHUNK_PAGES);
     rig.end();
 }
