@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use weft_node::report::{AggregateView, NodeState};
-use weft_node::rundir::{self, AggregateReply, AggregateRequest};
+use weft_node::rundir::{self, AggregateReply, AggregateRequest, Listed};
 use weft_node::size::format_pages;
 
 use crate::summary::format_seconds;
@@ -15,7 +15,10 @@ fn directory() -> anyhow::Result<std::path::PathBuf> {
 
 /// `weft list`.
 pub fn list(json: bool) -> anyhow::Result<ExitCode> {
-    let views = rundir::list(&directory()?)?;
+    let Listed { views, silent } = rundir::list(&directory()?)?;
+    for pid in silent {
+        eprintln!("weft: the aggregate of process {pid} runs, but does not answer");
+    }
     if json {
         println!("{}", serde_json::to_string_pretty(&views)?);
     } else if views.is_empty() {

@@ -36,8 +36,8 @@ use crate::spawn::{Process, StartError};
 use crate::sys;
 
 pub use home::{
-    FILES_BYTES_MAX, HomeOrder, HomeStep, OtherNode, ReceivedOrder, TakeoverSocket, receive_order,
-    send_order, send_step,
+    FILES_BYTES_MAX, HomeOrder, HomeStep, OtherNode, ReceivedOrder, THIS_HOST, TakeoverSocket,
+    receive_order, send_order, send_step,
 };
 
 /// Longest text of settings: a machine's configuration with its command line.

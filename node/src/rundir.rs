@@ -31,6 +31,8 @@ pub(crate) const ANSWER_BOUND: Duration = Duration::from_secs(2);
 pub const SHRINK_BOUND: Duration = Duration::from_secs(60);
 /// How long a client may take to say what it wants. The launcher waits for it.
 const REQUEST_BOUND: Duration = Duration::from_millis(100);
+/// How often an aggregate is asked that does not answer.
+const ASKED_MAX: u32 = 3;
 
 /// Why running aggregates cannot be found, or one of them not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -340,21 +342,30 @@ pub(crate) fn converse<Q: Serialize, A: DeserializeOwned>(
     read_line(stream)
 }
 
-/// Every aggregate that answers. Sockets that nobody listens on are removed.
-pub fn list(directory: &Path) -> Result<Vec<AggregateView>, RunDirError> {
+/// Aggregates that run.
+#[derive(Debug, Default)]
+pub struct Listed {
+    pub views: Vec<AggregateView>,
+    /// The pids of those that run and do not answer.
+    pub silent: Vec<u32>,
+}
+
+/// Every aggregate. Sockets that nobody listens on are removed.
+pub fn list(directory: &Path) -> Result<Listed, RunDirError> {
     let entries = fs::read_dir(directory).map_err(|source| RunDirError::List {
         path: directory.to_path_buf(),
         source,
     })?;
-    let mut views = Vec::new();
+    let mut listed = Listed::default();
     for entry in entries.flatten() {
         let path = entry.path();
         let pid = path
             .file_name()
             .and_then(|name| name.to_str()?.strip_suffix(".sock")?.parse::<u32>().ok());
         let Some(pid) = pid else { continue };
-        match ask(directory, pid, &AggregateRequest::View) {
-            Ok(AggregateReply::View(view)) => views.push(*view),
+        match ask_again(directory, pid) {
+            Ok(AggregateReply::View(view)) => listed.views.push(*view),
+            Err(RunDirError::Silent { .. }) => listed.silent.push(pid),
             // A launcher that is just starting has a socket that does not listen
             // yet: only those of the dead are removed.
             _ if !Path::new(&format!("/proc/{pid}")).exists()
@@ -366,8 +377,21 @@ pub fn list(directory: &Path) -> Result<Vec<AggregateView>, RunDirError> {
             _ => {}
         }
     }
-    views.sort_by_key(|view| view.pid);
-    Ok(views)
+    listed.views.sort_by_key(|view| view.pid);
+    Ok(listed)
+}
+
+/// An aggregate waits for a request for moments only. On a busy host it may have ended the wait
+/// before this process could send, so it is asked more than once.
+fn ask_again(directory: &Path, pid: u32) -> Result<AggregateReply, RunDirError> {
+    let mut asked = ask(directory, pid, &AggregateRequest::View);
+    for _ in 1..ASKED_MAX {
+        if !matches!(asked, Err(RunDirError::Silent { .. })) {
+            break;
+        }
+        asked = ask(directory, pid, &AggregateRequest::View);
+    }
+    asked
 }
 
 fn read_line<T: DeserializeOwned>(stream: &UnixStream) -> io::Result<T> {
@@ -475,7 +499,7 @@ mod tests {
         let path = scratch("left");
         prepare(&path).unwrap();
         drop(UnixListener::bind(path.join("4194999.sock")).unwrap());
-        assert!(list(&path).unwrap().is_empty());
+        assert!(list(&path).unwrap().views.is_empty());
         assert!(!path.join("4194999.sock").exists());
         fs::remove_dir_all(&path).unwrap();
     }

@@ -249,7 +249,7 @@ fn a_running_aggregate_can_be_asked() {
     running.wait_for_slices(1);
     running.wait_for_stretch();
     let directory = running.run_directory();
-    let views = list(&directory).unwrap();
+    let views = list(&directory).unwrap().views;
     assert_eq!(views.len(), 1);
     assert_eq!(views[0].nodes.len(), 2);
     let answer = ask(&directory, views[0].pid, &AggregateRequest::Stretch).unwrap();
@@ -286,7 +286,7 @@ fn a_running_aggregate_can_be_asked() {
     let run = running.wait();
     assert_eq!(run.signal, Some(libc::SIGTERM));
     assert_eq!(run.stderr, "");
-    assert!(list(&directory).unwrap().is_empty());
+    assert!(list(&directory).unwrap().views.is_empty());
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn a_node_of_an_unstretched_program_is_given_back_at_once() {
     let running = Run::new("sleep 20000").nodes(3).start();
     let slices = running.wait_for_slices(2);
     let directory = running.run_directory();
-    let pid = list(&directory).unwrap()[0].pid;
+    let pid = list(&directory).unwrap().views[0].pid;
     let answer = ask(&directory, pid, &AggregateRequest::Shrink { node: 1 }).unwrap();
     assert!(matches!(answer, AggregateReply::Done), "{answer:?}");
     assert_eq!(running.wait_for_slices(1).len(), 1);

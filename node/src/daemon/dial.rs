@@ -9,6 +9,7 @@ use weft_wire::socket;
 use super::expected::LINK_BOUND;
 use super::shared::Shared;
 use crate::links::Link;
+use crate::monitor_protocol::THIS_HOST;
 
 /// Why a link was not made, for this daemon's log.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +55,7 @@ pub(super) fn dial_peer(
     let (name, address) = match daemon.peer(key) {
         Some(peer) => (peer.name.clone(), peer.address()),
         None if *key == daemon.keys.public() => {
-            ("this host".to_owned(), daemon.own_address.to_string())
+            (THIS_HOST.to_owned(), daemon.own_address.to_string())
         }
         None => return Err(DialError::NoPeer(*key)),
     };

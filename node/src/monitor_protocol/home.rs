@@ -145,6 +145,9 @@ pub struct HomeOrder {
     pub links: Vec<LinkKind>,
 }
 
+/// What a daemon calls its own host, where a process of it is the home of nodes there.
+pub const THIS_HOST: &str = "this host";
+
 /// A node that stays while another process becomes node 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherNode {

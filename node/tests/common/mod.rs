@@ -319,7 +319,9 @@ impl Running {
     pub fn wait_for_stretch(&self) {
         let end = Instant::now() + BOUND;
         let stretched = || {
-            let views = weft_node::rundir::list(&self.run_directory()).unwrap();
+            let views = weft_node::rundir::list(&self.run_directory())
+                .unwrap()
+                .views;
             views.iter().any(|view| view.stretched)
         };
         while !stretched() {
@@ -329,7 +331,7 @@ impl Running {
     }
 
     fn registered(&self) -> bool {
-        weft_node::rundir::list(&self.run_directory()).is_ok_and(|views| !views.is_empty())
+        weft_node::rundir::list(&self.run_directory()).is_ok_and(|listed| !listed.views.is_empty())
     }
 
     pub fn wait_for_remote_slices(&self, hosts: &[Host]) -> Vec<i32> {

@@ -16,7 +16,7 @@ use super::owner::{Awaited, Machine};
 use super::plan::HEIR_BYTES;
 use crate::error::sentence;
 use crate::launch::nodes::{Body, NodeEvent};
-use crate::monitor_protocol::{FILES_BYTES_MAX, HomeStep, LauncherMessage};
+use crate::monitor_protocol::{FILES_BYTES_MAX, HomeStep, LauncherMessage, THIS_HOST};
 use crate::protocol::HomeRequest;
 use crate::remote::{FarEnd, HomePlace, RemoteSlice};
 use crate::report::NodeState;
@@ -124,17 +124,21 @@ impl Machine<'_> {
         };
         let node = self.aggregate.node(number);
         let node = node.filter(|node| node.state == NodeState::Running);
-        let is_here = node
-            .as_ref()
-            .is_some_and(|node| matches!(node.body, Body::Local(_)));
+        let is_here = node.as_ref().is_some_and(|node| match &node.body {
+            Body::Local(_) => true,
+            Body::Remote(slice) => slice.host() == THIS_HOST,
+        });
+        // Files here are the command's that saves.
+        if is_here && matches!(home.step, HomeStep::NewFile { .. }) {
+            self.tell_home(&LauncherMessage::NodeReady { request });
+            return;
+        }
         let Some(Body::Remote(slice)) = node.map(|node| &mut node.body) else {
             self.tell_home(&match home.step {
                 HomeStep::Prepare => LauncherMessage::NodeFailed {
                     request,
                     reason: format!("node {number} is on this host"),
                 },
-                // It needs no daemon for its files.
-                HomeStep::NewFile { .. } if is_here => LauncherMessage::NodeReady { request },
                 // A host that was asked before may go on with the machine.
                 _ => LauncherMessage::HomeLost {
                     request,

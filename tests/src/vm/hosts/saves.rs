@@ -28,8 +28,10 @@ pub(super) const CHECKS: [(&str, usize, Check); 4] = [
 ];
 
 /// Those whose machine leaves the host that has the files.
-pub(super) const LEAVING_CHECKS: [(&str, usize, Check); 1] =
-    [("saved, continued, and gone from the files at once", 2, gone)];
+pub(super) const LEAVING_CHECKS: [(&str, usize, Check); 2] = [
+    ("saved, continued, and gone from the files at once", 2, gone),
+    ("saved to a disk of each host by a home that came", 2, moved),
+];
 
 impl Site<'_> {
     /// Saves the machine `m` while it runs; the report.
@@ -261,6 +263,34 @@ fn given_up(site: &mut Site<'_>) -> Result<String> {
         &set,
         &["--on", "h1", "--cpus", "1,1", "--memory", "128M,128M"],
     )?;
+    Ok(String::new())
+}
+
+/// The machine's home has left its first host: the new one has its node's file made.
+fn moved(site: &mut Site<'_>) -> Result<String> {
+    let shape = ["--on", "h2", "--cpus", "1,1", "--memory", "128M,128M"];
+    site.start_shaped(&site.home, &shape, "dirty 12 3000 4")?;
+    at_work(site)?;
+    let view = site.ask_at(0, &["vm", "migrate", "m", "1=140M,h1=140M", "--json"])?;
+    ensure!(view["migrated"]["home"]["host"] == "h2", "{view}");
+    wait_until("the old host to be left", || {
+        Ok(site.machines_at(0)?.is_empty())
+    })?;
+    let set = site.own_disks(0).join("set");
+    let path = set.to_string_lossy();
+    let words = ["vm", "save", "m", &path, "--each-host", "--stop", "--json"];
+    let report = site.ask_at(2, &words)?;
+    ensure!(report["hosts"] == json!(["h1"]), "{report}");
+    site.all_given_back()?;
+    let other = site.own_disks(1).join("set");
+    let (here, there) = (files(&set)?, files(&other)?);
+    let is_tables = |name: &&String| name.starts_with("tables.");
+    ensure!(
+        here.iter().filter(is_tables).count() == 1 && there.len() == 1,
+        "{here:?}, {there:?}"
+    );
+    fs::copy(other.join(&there[0]), set.join(&there[0]))?;
+    site.continued(&set, &["--verify"])?;
     Ok(String::new())
 }
 
