@@ -168,12 +168,12 @@ impl Listener {
     }
 
     fn take_file(&self, what: SliceFile, file: File) {
-        let files = self.slice.host_files();
-        match what {
-            SliceFile::Disk(number) => self.slice.take_disk_copy(number, file),
-            SliceFile::NewPages => files.put(HostFile::New, file),
-            SliceFile::SavedPages(number) => files.put(HostFile::Saved(number), file),
-        }
+        let what = match what {
+            SliceFile::Disk(number) => HostFile::Disk(number),
+            SliceFile::NewPages => HostFile::New,
+            SliceFile::SavedPages(number) => HostFile::Saved(number),
+        };
+        self.slice.host_files().put(what, file);
     }
 
     fn reply(&self, request: u64, reply: Reply) {

@@ -223,7 +223,7 @@ fn settle(directory: &Path) -> Result<()> {
 fn table(samples: &Samples) -> Table {
     let mut table = Table::new(
         "vm-save-hosts",
-        "A Linux of two vCPUs (software vCPUs, 384 MiB), of which each has written 100 MB of text, is saved on one host; on two hosts, where the second sends its pages to the first; and on two hosts with `--each-host`. The hosts are network namespaces of this machine with a sealed link. There is one disk, of which each host may write 100 MB/s (`blkio` of cgroup v1, which limits what a process flushes). *Saved*: `weft vm save`, from its start to the complete set, which is on disk. *Restarted*: from the start of `weft vm run --restore` on the same hosts to the first line on the console; the guest prints one every 10 ms; reading is not limited. Medians, in alternation; the goal is for two disks ÷ one host.",
+        "A Linux of two vCPUs (software vCPUs, 384 MiB) is saved after each vCPU has written 100 MB of text: on one host; on two hosts, where the second sends its pages to the first; and on two hosts with `--each-host`. The hosts are network namespaces of this machine with a sealed link. There is one disk, of which each host may write 100 MB/s (`blkio` of cgroup v1, which limits what a process flushes). *Saved*: `weft vm save`, from its start to the complete set, which is on disk. *Restarted*: from the start of `weft vm run --restore` on the same hosts to the first line on the console; the guest prints one every 10 ms; reading is not limited. Medians, in alternation; the goal is for two disks ÷ one host.",
         &[
             "what",
             "one host",

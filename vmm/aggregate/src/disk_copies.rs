@@ -8,17 +8,14 @@
 //! sent. The slice's daemon made and locked the file, and gave the slice its descriptor; the lock
 //! ends when the slice closes it.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Duration;
 
-use weft_confine::lock;
 use weft_virtio::block::PART;
 
+use super::host_files::{HostFile, HostFiles};
 use super::message::{CopyStep, SliceMessage};
 use super::registers::RemoteAccess;
 use super::window::Window;
@@ -79,40 +76,27 @@ impl DiskCopy {
     }
 }
 
-/// How long a file may be on its way, which comes by another socket than the parts.
-const FILE_WAIT: Duration = Duration::from_secs(2);
-
-/// Copies that a slice writes, by the number of the disk.
-#[derive(Default)]
-pub(super) struct DiskCopies {
-    files: Mutex<BTreeMap<u8, File>>,
-    opened: Condvar,
-}
-
-impl DiskCopies {
-    /// An empty file for the copy of a disk.
-    pub fn open(&self, disk: u8, file: File) {
-        lock(&self.files).insert(disk, file);
-        self.opened.notify_all();
-    }
-
-    /// Does a step. The error is a number of errno(3).
-    pub fn step(&self, disk: u8, step: CopyStep, offset: u64, bytes: &[u8]) -> Result<(), i32> {
-        let is_missing = |files: &mut BTreeMap<u8, File>| !files.contains_key(&disk);
-        let waited = (self.opened).wait_timeout_while(lock(&self.files), FILE_WAIT, is_missing);
-        let mut files = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let file = files.get(&disk).ok_or(libc::EBADF)?;
-        let done = match step {
-            CopyStep::Write => write(file, offset, bytes),
-            CopyStep::Zero => zero(file, offset),
-            CopyStep::Sync => file.sync_data(),
-            CopyStep::Close => {
-                files.remove(&disk);
-                Ok(())
-            }
-        };
-        done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
-    }
+/// Does a step of the copy of a disk to the file that came for it. The error is a number of
+/// errno(3).
+pub(super) fn step(
+    files: &HostFiles,
+    disk: u8,
+    step: CopyStep,
+    offset: u64,
+    bytes: &[u8],
+) -> Result<(), i32> {
+    let what = HostFile::Disk(disk);
+    let file = files.get(what).ok_or(libc::EBADF)?;
+    let done = match step {
+        CopyStep::Write => write(&file, offset, bytes),
+        CopyStep::Zero => zero(&file, offset),
+        CopyStep::Sync => file.sync_data(),
+        CopyStep::Close => {
+            drop(file);
+            files.take(what).map(drop).map_err(io::Error::other)
+        }
+    };
+    done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// A write does not make the file longer: another slice may send anything.
@@ -148,10 +132,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("weft-copy-{}", std::process::id()));
         let file = File::create_new(&path).unwrap();
         file.set_len(2 * PART).unwrap();
-        let copies = DiskCopies::default();
-        let step = |step, offset, bytes: &[u8]| copies.step(3, step, offset, bytes);
+        let files = HostFiles::default();
+        let step = |kind, offset, bytes: &[u8]| step(&files, 3, kind, offset, bytes);
         assert_eq!(step(CopyStep::Write, 0, b"x"), Err(libc::EBADF));
-        copies.open(3, file);
+        files.put(HostFile::Disk(3), file);
         assert_eq!(step(CopyStep::Write, PART - 1, b"ab"), Ok(()));
         assert_eq!(step(CopyStep::Zero, 0, b""), Ok(()));
         assert_eq!(step(CopyStep::Write, u64::MAX, b"ab"), Err(libc::EFBIG));

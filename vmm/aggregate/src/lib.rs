@@ -94,7 +94,6 @@ use weft_wire::halves::{Receiver, Sender};
 
 pub use commands::BegunCommand;
 use commands::{CommandReceiver, SliceReply};
-use disk_copies::DiskCopies;
 pub use disk_copies::DiskCopy;
 use dispatcher::Dispatcher;
 pub use host_files::{HostFile, HostFiles};
@@ -197,8 +196,7 @@ pub struct Slice {
     keyboard: Keyboard,
     /// On the primary: files of a checkpoint that slices on other hosts write.
     saved_files: Arc<SavedFiles>,
-    disk_copies: Arc<DiskCopies>,
-    host_files: HostFiles,
+    host_files: Arc<HostFiles>,
     /// The slices that still read the checkpoint that the machine continues, from files here.
     pages_server: Arc<PagesServer>,
     /// What this slice still reads of it from other slices.
@@ -331,8 +329,7 @@ impl Slice {
             joins: links.joins.is_some(),
             keyboard: Keyboard::new(platform.clone(), way),
             saved_files: Arc::default(),
-            disk_copies: Arc::default(),
-            host_files: HostFiles::default(),
+            host_files: Arc::default(),
             pages_server: Arc::default(),
             unread_pages: UnreadPages::new(peers.clone()),
             platform,
@@ -440,12 +437,7 @@ impl Slice {
         DiskCopy::new(self.remote_access(), slice, disk)
     }
 
-    /// On another slice: an empty file for the copy of a disk.
-    pub fn take_disk_copy(&self, disk: u8, file: File) {
-        self.disk_copies.open(disk, file);
-    }
-
-    /// Files of checkpoints that the daemon of this slice's host opened.
+    /// Files that the daemon of this slice's host opened.
     pub fn host_files(&self) -> &HostFiles {
         &self.host_files
     }
@@ -700,7 +692,7 @@ impl Slice {
             peers: self.peers.clone(),
             memory: self.memory.clone(),
             files: self.saved_files.clone(),
-            copies: self.disk_copies.clone(),
+            host_files: self.host_files.clone(),
             pages_server: self.pages_server.clone(),
             adopter: self.adopter(),
             requests: files,

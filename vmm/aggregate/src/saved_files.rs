@@ -22,7 +22,8 @@ use weft_coherent_memory::SharedMemory;
 use weft_confine::lock;
 
 use super::PRIMARY;
-use super::disk_copies::DiskCopies;
+use super::disk_copies;
+use super::host_files::HostFiles;
 use super::message::chunk::CHUNK_MAX;
 use super::message::{CopyStep, SliceMessage};
 use super::pages_server::{Adopter, PagesServer, ReadError};
@@ -141,7 +142,7 @@ pub(super) struct FileServer {
     pub peers: Arc<Peers>,
     pub memory: Arc<SharedMemory>,
     pub files: Arc<SavedFiles>,
-    pub copies: Arc<DiskCopies>,
+    pub host_files: Arc<HostFiles>,
     pub pages_server: Arc<PagesServer>,
     pub adopter: Adopter,
     pub requests: Receiver<FileRequest>,
@@ -170,7 +171,7 @@ impl FileServer {
                 step,
                 offset,
                 bytes,
-            } => self.copies.step(*disk, *step, *offset, bytes),
+            } => disk_copies::step(&self.host_files, *disk, *step, *offset, bytes),
         };
         let message = SliceMessage::Accessed {
             ticket: request.ticket,

@@ -29,8 +29,8 @@ use super::{SAVE_SECONDS_MAX, files};
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// How long a machine may take to answer, beside what it was given to stop.
 const ANSWER_BOUND: Duration = Duration::from_secs(35);
-/// Longest wait for daemons of other hosts, one after the other.
-const SAVE_FILES_BOUND: Duration = Duration::from_secs(120);
+/// Longest wait for daemons of up to 15 other hosts, each of which has 30 s, one after the other.
+const SAVE_FILES_BOUND: Duration = Duration::from_secs(15 * 30).saturating_add(ANSWER_BOUND);
 
 /// Why there is no answer, or no good one.
 #[derive(Debug, Error)]

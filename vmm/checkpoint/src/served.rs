@@ -98,11 +98,6 @@ impl ServedFiles {
         read.map_err(|error| error.of(served.path.clone()))?;
         Ok(first)
     }
-
-    /// Whether a file has a page.
-    pub fn has(&self, page: u64) -> bool {
-        self.0.iter().any(|served| served.find(page).is_some())
-    }
 }
 
 impl Served {
