@@ -10,7 +10,7 @@ use weft_tests::boot::{Boot, Disk, Images, Monitor};
 use weft_tests::guest::Guest;
 
 use super::migrate::gap_us;
-use super::split::{READY as IDLE_READY, WAYS, Way, grow_by_two, remote_faults, waited_s};
+use super::split::{READY as IDLE_READY, Way, grow_by_two, remote_faults, waited_s};
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
@@ -53,6 +53,40 @@ enum Sorter {
 
 const SORTERS: [Sorter; 2] = [Sorter::Busybox, Sorter::Gnu];
 
+/// Where a machine goes during its sort, and whether its nodes exchange pages then.
+#[derive(Debug, Clone, Copy)]
+enum Course {
+    One,
+    History,
+    Order,
+    /// By page numbers, and pages stay with their nodes.
+    OrderKept,
+}
+
+const COURSES: [Course; 4] = [
+    Course::One,
+    Course::History,
+    Course::Order,
+    Course::OrderKept,
+];
+
+impl Course {
+    fn way(self) -> Way {
+        match self {
+            Self::One => Way::One,
+            Self::History => Way::History,
+            Self::Order | Self::OrderKept => Way::Order,
+        }
+    }
+
+    fn exchange(self) -> &'static str {
+        match self {
+            Self::OrderKept => "never",
+            _ => "auto",
+        }
+    }
+}
+
 /// The table `vm-smemv`.
 pub fn smemv(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     let small = images.small(&place.weft)?;
@@ -73,12 +107,12 @@ pub fn smemv(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
             let (_, run_s) = run.context("a sort without its time")?;
             add(format!("{sorter:?} Still run"), *run_s);
             let half = Duration::from_secs_f64(run_s / 2.0);
-            for way in WAYS {
-                let name = format!("{name}-{way:?}");
-                let (figures, other) = sort(place, boot, &name, Some((way, half)))?;
+            for course in COURSES {
+                let name = format!("{name}-{course:?}");
+                let (figures, other) = sort(place, boot, &name, Some((course, half)))?;
                 ensure!(sum == other, "{name}: {other}, not {sum}");
                 for (figure, value) in figures {
-                    add(format!("{sorter:?} {way:?} {figure}"), value);
+                    add(format!("{sorter:?} {course:?} {figure}"), value);
                 }
             }
         }
@@ -102,7 +136,7 @@ pub fn smemv(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
 /// A machine that goes elsewhere, for how long and with which pause: in s and ms.
 fn idle(place: &Place, boot: Boot, name: &str, way: Way) -> Result<(f64, f64)> {
     let memory_mib = boot.memory_mib;
-    let mut guest = start(place, boot, name)?;
+    let mut guest = start(place, boot, name, "auto")?;
     let ready = guest.wait_for(IDLE_READY, BOUND);
     ensure!(ready.is_some(), "the guest does not come up");
     grow_by_two(place, name)?;
@@ -112,8 +146,8 @@ fn idle(place: &Place, boot: Boot, name: &str, way: Way) -> Result<(f64, f64)> {
     Ok(figures)
 }
 
-fn start(place: &Place, mut boot: Boot, name: &str) -> Result<Guest> {
-    let options = ["--growable", "yes", "--name", name];
+fn start(place: &Place, mut boot: Boot, name: &str, exchange: &str) -> Result<Guest> {
+    let options = ["--growable", "yes", "--name", name, "--exchange", exchange];
     boot.options.extend(options.map(Into::into));
     let mut command = boot.command(Monitor::Soft);
     Guest::start(command.env("XDG_RUNTIME_DIR", &place.work))
@@ -137,7 +171,7 @@ fn sort(
     place: &Place,
     base: &Boot,
     name: &str,
-    split: Option<(Way, Duration)>,
+    split: Option<(Course, Duration)>,
 ) -> Result<(Figures, String)> {
     let mut boot = base.running(&format!(
         "cd /run || mkdir /run; mount -t tmpfs -o size=100% none /run; cd /run; \
@@ -149,7 +183,8 @@ fn sort(
     ));
     boot.memory_mib = SORT_MIB;
     let started = Instant::now();
-    let mut guest = start(place, boot, name)?;
+    let exchange = split.map_or("auto", |(course, _)| course.exchange());
+    let mut guest = start(place, boot, name, exchange)?;
     let ready = guest.wait_for(READY, BOUND);
     ensure!(ready.is_some(), "the guest does not come up");
     grow_by_two(place, name)?;
@@ -157,10 +192,10 @@ fn sort(
     let begins = guest.wait_for(BEGINS, BOUND).context("no sort")?.at;
     let mut figures = Figures::new();
     let (mut asked, mut faults, mut waited) = (begins, 0.0, 0.0);
-    if let Some((way, half)) = split {
+    if let Some((course, half)) = split {
         std::thread::sleep((begins + half).saturating_sub(started.elapsed()));
         asked = started.elapsed();
-        let (total_s, pause_ms) = go(place, name, way, SORT_MIB)?;
+        let (total_s, pause_ms) = go(place, name, course.way(), SORT_MIB)?;
         faults = remote_faults(place, name)?;
         waited = waited_s(place, name)?;
         figures.extend([("total", total_s), ("pause", pause_ms)]);
@@ -190,19 +225,21 @@ fn sort(
 #[derive(Debug, Clone, Copy)]
 enum With {
     One,
-    Order,
+    OrderKept,
+    /// What exchanges change: both splits are by page numbers.
+    Exchanges,
     /// One node, by the difference instead of the ratio.
     LessOne,
 }
 
 /// Of the sort: text, figure, unit.
-const SORT_ROWS: [(&str, &str, &str, With, Goal); 6] = [
+const SORT_ROWS: [(&str, &str, &str, With, Goal); 8] = [
     ("whole time", "run", "s", With::One, Goal::AtMost(1.035)),
     (
-        "whole time, by history and by order",
+        "whole time, by history and by order without exchanges",
         "run",
         "s",
-        With::Order,
+        With::OrderKept,
         Goal::AtMost(0.943),
     ),
     (
@@ -213,14 +250,34 @@ const SORT_ROWS: [(&str, &str, &str, With, Goal); 6] = [
         Goal::AtMost(1.035),
     ),
     (
-        "from the split on, by history and by order",
+        "from the split on, by history and by order without exchanges",
         "rest",
         "s",
-        With::Order,
+        With::OrderKept,
         Goal::AtMost(0.943),
     ),
-    ("remote faults", "faults", "", With::Order, Goal::None),
-    ("waits for pages", "waited", "s", With::Order, Goal::None),
+    (
+        "from the split on, by order, with exchanges and without",
+        "rest",
+        "s",
+        With::Exchanges,
+        Goal::None,
+    ),
+    ("remote faults", "faults", "", With::OrderKept, Goal::None),
+    (
+        "remote faults, by order, with exchanges and without",
+        "faults",
+        "",
+        With::Exchanges,
+        Goal::None,
+    ),
+    (
+        "waits for pages",
+        "waited",
+        "s",
+        With::OrderKept,
+        Goal::None,
+    ),
 ];
 
 /// The same of a machine that is idle.
@@ -237,24 +294,34 @@ const IDLE_ROWS: [(&str, &str, &str, With, Goal); 2] = [
 
 fn table(samples: &Samples) -> Table {
     let about = format!(
-        "S-memV's figures that `vm-split` does not have, on one host: all nodes are its processes (software vCPU, sealed links over TCP). *sort*: busybox's, and GNU's in Debian, of {LINES_MB} MB of random lines of up to {LINE} characters, in a Linux of one vCPU ({SORT_MIB} MiB). Before, the guest writes {COLD_FILES} files of 4 MB that it does not read again, and removes as many between them, so that what the sort uses is spread over all of the memory. At half of the time that the sort takes without a migration in the same repetition, the machine goes from one node to another with room for all, or to two with half of its memory each, by access history and by page numbers, in alternation; medians. All sorts must have the same output. *From the split on*: from the command to the end of the sort. *Remote faults*, *waits for pages*: of the vCPU, from the end of the migration on. *Idle*: five sixths of the memory have a content, and a program writes {IDLE} pages a second of {} MB. Goals are S-memV's figures, except for the last row: the time grows at most as the memory does.",
+        "S-memV's figures that `vm-split` does not have, on one host: all nodes are its processes (software vCPU, sealed links over TCP). *sort*: busybox's, and GNU's in Debian, of {LINES_MB} MB of random lines of up to {LINE} characters, in a Linux of one vCPU ({SORT_MIB} MiB). Before, the guest writes {COLD_FILES} files of 4 MB that it does not read again, and removes as many between them, so that what the sort uses is spread over all of the memory. At half of the time that the sort takes without a migration in the same repetition, the machine goes from one node to another with room for all, or to two with half of its memory each, by access history and by page numbers, in alternation; medians. *No exchange*: with `--exchange never`, pages stay with their nodes. All sorts must have the same output. *From the split on*: from the command to the end of the sort. *Remote faults*, *waits for pages*: of the vCPU, from the end of the migration on. *Idle*: five sixths of the memory have a content, and a program writes {IDLE} pages a second of {} MB. Goals are S-memV's figures, except for the last row: the time grows at most as the memory does.",
         SIZES[0].2
     );
     let columns = [
-        "what", "without", "one node", "history", "order", "figure", "goal", "met",
+        "what",
+        "without",
+        "one node",
+        "history",
+        "order",
+        "order, no exchange",
+        "figure",
+        "goal",
+        "met",
     ];
     let mut table = Table::new("vm-smemv", &about, &columns);
     let of = |key: String| median(samples.get(&key).map_or(&[], |v| v));
     let mut row = |what: String, subject: &str, figure: &str, unit: &str, with, goal: Goal| {
         let still = of(format!("{subject} Still {figure}"));
-        let [one, history, order] = WAYS.map(|way| of(format!("{subject} {way:?} {figure}")));
-        let ratio = |other: Option<f64>| {
+        let found = COURSES.map(|course| of(format!("{subject} {course:?} {figure}")));
+        let [one, history, order, kept] = found;
+        let ratio = |value: Option<f64>, other: Option<f64>| {
             let other = other.filter(|other| *other > 0.0);
-            history.zip(other).map(|(history, other)| history / other)
+            value.zip(other).map(|(value, other)| value / other)
         };
         let (text, value) = match with {
-            With::One => ("history/one", ratio(one)),
-            With::Order => ("history/order", ratio(order)),
+            With::One => ("history/one", ratio(history, one)),
+            With::OrderKept => ("history/order, no exchange", ratio(history, kept)),
+            With::Exchanges => ("order/order, no exchange", ratio(order, kept)),
             With::LessOne => (
                 "history − one, ms",
                 history.zip(one).map(|(h, one)| h - one),
@@ -265,7 +332,8 @@ fn table(samples: &Samples) -> Table {
             None => "—".to_owned(),
         };
         let mut row = vec![what];
-        row.extend([still, one, history, order].map(cell));
+        row.push(cell(still));
+        row.extend(found.map(cell));
         row.push(format!("{text}: {}", digits(value)));
         row.extend(goal.cells(value));
         table.rows.push(row);
@@ -295,7 +363,8 @@ fn table(samples: &Samples) -> Table {
     };
     let [one, history] = [Way::One, Way::History].map(grown);
     let mut cells = vec![format!("idle: total time, {memory} times the memory")];
-    cells.extend(["—".to_owned(), digits(one), digits(history), "—".to_owned()]);
+    cells.extend(["—".to_owned(), digits(one), digits(history)]);
+    cells.extend(["—".to_owned(), "—".to_owned()]);
     cells.push(format!("history: {}", digits(history)));
     cells.extend(Goal::AtMost(memory).cells(history));
     table.rows.push(cells);

@@ -389,6 +389,10 @@ pub struct VmRunArgs {
     #[arg(long, value_name = "auto|never|COUNT", default_value = "never",
         value_parser = parse_follow)]
     pub follow: Follow,
+    /// Pages that vCPUs fetch from nodes without vCPUs: `auto` moves them in blocks, for blocks
+    /// that no vCPU has used lately, while a node without vCPUs has some (back end `soft`)
+    #[arg(long, value_enum, default_value_t = ExchangeArg::Auto)]
+    pub exchange: ExchangeArg,
     /// How nodes on this host are connected
     #[arg(long, value_enum, default_value_t = LinkArg::Tcp, conflicts_with = "on")]
     pub transport: LinkArg,
@@ -634,6 +638,15 @@ pub enum GrowableArg {
     Yes,
     /// It stays on its node
     No,
+}
+
+/// `--exchange`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ExchangeArg {
+    /// While a node without vCPUs has pages that vCPUs use
+    Auto,
+    /// Pages stay with their nodes
+    Never,
 }
 
 /// `--late-cpus`.

@@ -229,6 +229,8 @@ pub enum SliceCommand {
         equal_pages: u64,
     },
     EndSplit,
+    /// Exchange no pages from now on, or do it again. Answered when none is under way.
+    PauseExchanges(bool),
     /// Have room for this many more pages.
     AddRoom {
         pages: u64,

@@ -1,6 +1,7 @@
 //! Takes a received slice message to the component that it is for.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
 use weft_coherent_memory::SharedMemory;
@@ -163,6 +164,15 @@ impl MessageHandler for Dispatcher {
             SliceMessage::ReadPages { first, count } => {
                 let pages = first..first.saturating_add(count);
                 self.ask_files(from, 0, Content::Wanted(pages));
+            }
+            SliceMessage::WantsPages { first, count } => {
+                let pages = first..first.saturating_add(count);
+                self.validate(from, self.membership.wanted(from, pages));
+            }
+            SliceMessage::GavePages { pages } => {
+                let counter = &self.memory.counters.exchanged_in;
+                counter.fetch_add(pages, Ordering::Relaxed);
+                self.validate(from, self.membership.given(from, pages));
             }
             SliceMessage::AllRead => self.ask_files(from, 0, Content::AllRead),
             SliceMessage::Copied {

@@ -164,6 +164,8 @@ pub struct SliceOptions {
     /// Bytes that each slice may fill with pages of the others' parts of RAM; none: see
     /// [`Placement::budget_bytes`].
     pub spare_bytes: Option<u64>,
+    /// Pages that vCPUs fetch from slices without vCPUs are exchanged for others.
+    pub exchanges: bool,
 }
 
 /// Why a slice cannot be joined to its machine.
@@ -317,6 +319,10 @@ impl Slice {
             on_failure: Box::new(move |reason| on_failure(reason)),
         });
         let locations = Arc::new(initial_locations(&placement));
+        let membership = Membership::new(links.number, peers.clone(), locations.clone());
+        if options.exchanges {
+            membership.exchange(&memory);
+        }
         let platform = Arc::new(RolePlace::new(links.number, PRIMARY));
         let registers = Arc::<PendingRequests<u64>>::default();
         let way = RemoteAccess {
@@ -338,7 +344,7 @@ impl Slice {
             placement,
             lease: links.lease,
             remote_devices: RemoteDevices::new(links.number, peers.clone(), 2 * links.lease),
-            membership: Membership::new(peers.clone()),
+            membership,
             descriptions: Mutex::default(),
             identities: Arc::default(),
             interrupts: OnceLock::new(),
@@ -640,11 +646,12 @@ impl Slice {
         // A second one is a mistake that the first survives.
         let _ = self.interrupts.set(wiring.interrupts.clone());
         let (asked, devices) = (self.commands.clone(), remote_devices.clone());
-        let looked = looks.clone();
+        let (looked, membership) = (looks.clone(), self.membership.clone());
         self.peers.when_departed(Box::new(move |slice| {
             asked.departed(slice);
             looked.departed(slice);
             devices.departed(slice);
+            membership.departed(slice);
         }));
         self.peers.when_lost(Box::new(move |slice, reason| {
             // The reason before the waiters wake, so that they can report it.
@@ -736,7 +743,7 @@ impl Slice {
         }
         let (membership, memory) = (self.membership.clone(), self.memory.clone());
         start("weft-drain", ThreadKind::Device, move || {
-            membership.move_on_orders(&memory)
+            membership.move_pages(&memory)
         })?;
         // Confined, no thread can be started when time is measured for the first time.
         let kept = timekeeper.clone();

@@ -71,6 +71,7 @@ fn rig(tables: &[&[u32]]) -> Rig {
         let options = SliceOptions {
             placement,
             spare_bytes: None,
+            exchanges: true,
         };
         let slice = Slice::new(options, links, &ram, on_failure.clone());
         let interrupts = InterruptRouter::of_slice(cpus.iter().sum(), Some(slice.topology()));

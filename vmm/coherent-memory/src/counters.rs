@@ -41,6 +41,10 @@ pub struct MemoryCounters {
     pub saved_first: AtomicU64,
     /// Pages that were requested because a vCPU came which had used them elsewhere.
     pub prefetched: AtomicU64,
+    /// Pages that came, with their management, because vCPUs here had fetched some of them.
+    pub exchanged_in: AtomicU64,
+    /// Pages that went for others.
+    pub exchanged_out: AtomicU64,
     /// Evicted read-only copies.
     pub evicted_dropped: AtomicU64,
     /// Evicted pages that were sent to their home slice.
@@ -77,6 +81,8 @@ impl MemoryCounters {
             ("deferred", &self.deferred),
             ("subscription-requests", &self.subscription_requests),
             ("prefetched", &self.prefetched),
+            ("exchanged-in", &self.exchanged_in),
+            ("exchanged-out", &self.exchanged_out),
             ("saved-first", &self.saved_first),
             ("evicted-dropped", &self.evicted_dropped),
             ("evicted-sent", &self.evicted_sent),

@@ -16,6 +16,10 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Looks that found a use, for which the bytes are shifted once.
 const LOOKS: u32 = 4;
 
+/// What a free part counts as at least: used 8 to 12 s ago, and all the time before: it is what the
+/// guest allocates next.
+pub(super) const FREE_HISTORY: u8 = 0x3f;
+
 /// Consecutive pages with the same history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryRun {
@@ -94,6 +98,16 @@ impl PageHistory {
         let history =
             history.map(|history| (0..count).map(|at| history.chunk(at, epoch)).collect());
         history.unwrap_or_default()
+    }
+
+    /// The OR of the history of these pages.
+    pub fn most_used(&mut self, pages: Range<u64>) -> u8 {
+        let epoch = self.epoch;
+        let history = self.tables();
+        let bits = |history: History<'_>| {
+            pages.fold(0, |bits, page| bits | history.page(Page(page), epoch))
+        };
+        history.map_or(0, bits)
     }
 
     /// Other users used these pages so. Pages that there are not are ignored.

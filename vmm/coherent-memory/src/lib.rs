@@ -38,13 +38,16 @@
 //! | [`mapping`] | the guest's mapping in KVM, and its faults |
 //! | `history` | which pages were used lately |
 //! | `split` | looks at that, and which pages go where in a split |
+//! | `exchange`, `blocks` | pages that slices exchange, block by block |
 //! | `counters` | counters of the slice, and of each page |
 //! | `trace` | records of single faults, while tracing is on |
 
 mod absent;
+mod blocks;
 mod bytes;
 mod checkpoint;
 mod counters;
+mod exchange;
 mod faults;
 mod history;
 pub mod mapping;
@@ -71,6 +74,7 @@ mod trace;
 mod waiter;
 mod wakeup;
 
+pub use blocks::BLOCK_PAGES;
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
 pub use history::HistoryRun;
 pub use membership::MembershipError;

@@ -30,6 +30,7 @@ use weft_dsm::{Config, ManagerOf, NodeId, PAGE_BYTES};
 use weft_vcpu::{Access, Memory};
 use weft_wire::Header;
 
+use super::blocks::Exchange;
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::history::PageHistory;
 use super::notifier::MmuNotifier;
@@ -77,6 +78,7 @@ pub struct SharedMemory {
     pub(super) pins: Arc<Pins>,
     /// Nothing else is locked meanwhile.
     pub(super) history: Mutex<PageHistory>,
+    pub(super) exchange: Exchange,
     state: Mutex<State>,
     /// Where absent pages are, while there are any.
     pub(super) absent: RwLock<Sources>,
@@ -140,6 +142,7 @@ impl SharedMemory {
             rights,
             pins,
             history: Mutex::new(PageHistory::new(pages)),
+            exchange: Exchange::default(),
             state: Mutex::new(State::new(controller)),
             absent: RwLock::default(),
             awaited: Mutex::default(),

@@ -12,18 +12,16 @@ use std::sync::{MutexGuard, PoisonError};
 use weft_dsm::controller::{Choice, Histogram, Threshold};
 use weft_dsm::{CHUNK_PAGES, NodeId};
 
-use super::history::{HistoryRun, PageHistory, runs};
+use super::history::{FREE_HISTORY, HistoryRun, PageHistory, runs};
 use super::shell::{PAGE_SHIFT, SharedMemory};
 
-/// What a free chunk counts as at least: used 8 to 12 s ago, and all the time before.
-const FREE_HISTORY: u8 = 0x3f;
 /// Most pages of a free chunk that have memory.
 const FREE_PAGES: u64 = CHUNK_PAGES / 8;
 /// One page of this many of a chunk says whether they are free.
 const SAMPLED: usize = 32;
 
 impl SharedMemory {
-    fn page_history(&self) -> MutexGuard<'_, PageHistory> {
+    pub(super) fn page_history(&self) -> MutexGuard<'_, PageHistory> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -41,7 +39,7 @@ impl SharedMemory {
     /// those that were not used for 8 s: it is what the guest allocates next.
     pub fn histogram(&self) -> Histogram {
         let mut histogram = Histogram::default();
-        let populated = self.populated_pages();
+        let populated = self.populated_pages(CHUNK_PAGES);
         let mut history = self.page_history();
         history.look(&self.rights);
         let values = history.chunks().into_iter();
@@ -61,28 +59,6 @@ impl SharedMemory {
         }
         history.split = chunks;
         histogram
-    }
-
-    /// By chunk, how many of its pages have memory here; all of them where that is not known.
-    fn populated_pages(&self) -> Vec<u64> {
-        let chunks = (self.end >> PAGE_SHIFT).div_ceil(CHUNK_PAGES) as usize;
-        let Ok(ranges) = self.ram().populated() else {
-            return vec![CHUNK_PAGES; chunks];
-        };
-        let mut pages = vec![0; chunks];
-        for range in ranges {
-            let end = range.end >> PAGE_SHIFT;
-            let mut at = range.start >> PAGE_SHIFT;
-            while at < end {
-                let chunk = at / CHUNK_PAGES;
-                let next = ((chunk + 1) * CHUNK_PAGES).min(end);
-                if let Some(pages) = pages.get_mut(chunk as usize) {
-                    *pages += next - at;
-                }
-                at = next;
-            }
-        }
-        pages
     }
 
     /// Whether a chunk without memory here has none elsewhere, by a sample of its pages.

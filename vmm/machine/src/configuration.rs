@@ -80,6 +80,10 @@ pub struct Configuration {
     /// Whether vCPUs go by themselves where their remote faults go.
     #[serde(default)]
     pub follow: Follow,
+    /// Whether pages that vCPUs fetch from nodes without vCPUs are exchanged for pages that were
+    /// not used lately.
+    #[serde(default = "yes")]
+    pub exchanges: bool,
     /// A virtio console (hvc0) beside the serial port.
     #[serde(default)]
     pub virtio_console: bool,
@@ -92,6 +96,11 @@ pub struct Configuration {
     /// Whether faults that need another slice are recorded from the start.
     #[serde(default)]
     pub trace: bool,
+}
+
+/// A configuration of before there were exchanges has them.
+fn yes() -> bool {
+    true
 }
 
 /// Why a configuration is invalid.
@@ -174,6 +183,7 @@ impl Configuration {
             updated: Vec::new(),
             late_cpus: None,
             follow: Follow::Never,
+            exchanges: true,
             virtio_console: false,
             balloon: false,
             debug_exit: false,

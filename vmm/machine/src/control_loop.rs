@@ -202,6 +202,7 @@ impl ControlLoop {
             | SliceCommand::Histogram
             | SliceCommand::Split { .. }
             | SliceCommand::EndSplit
+            | SliceCommand::PauseExchanges(_)
             | SliceCommand::AddRoom { .. }
             | SliceCommand::FitRoom => return Ok(self.slice.carry_out_drain(command)),
             SliceCommand::Rest

@@ -332,6 +332,7 @@ impl Machine {
             let options = SliceOptions {
                 placement: configuration.placement(),
                 spare_bytes: configuration.spare_bytes,
+                exchanges: configuration.exchanges,
             };
             Slice::new(options, links, &ram, broken)
         });

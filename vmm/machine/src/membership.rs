@@ -380,6 +380,18 @@ impl Handle {
         node: usize,
         job: &Job,
     ) -> Result<Released, Refusal> {
+        let slice = self.several(RELEASE)?;
+        let _paused = PausedExchanges::new(slice);
+        self.release_counted(processes, node, job)
+    }
+
+    /// The same, while no pages are exchanged.
+    pub(super) fn release_counted(
+        &self,
+        processes: &dyn NodeProcesses,
+        node: usize,
+        job: &Job,
+    ) -> Result<Released, Refusal> {
         let begun = Instant::now();
         let slice = self.several(RELEASE)?;
         check_release(slice, node).map_err(|reason| impossible(RELEASE, reason))?;
@@ -510,6 +522,39 @@ impl Handle {
             Stage::Running | Stage::Paused => Ok(()),
             stage => Err(Refusal::Stage { request, stage }),
         }
+    }
+}
+
+/// While it lives no slice exchanges pages, so that those that each manages can be counted.
+pub(super) struct PausedExchanges<'a>(&'a Slice);
+
+impl<'a> PausedExchanges<'a> {
+    pub fn new(slice: &'a Slice) -> Self {
+        let paused = Self(slice);
+        slice
+            .members()
+            .into_iter()
+            .for_each(|node| paused.pause(node));
+        paused
+    }
+
+    /// Also on a node that has joined since.
+    pub fn pause(&self, node: usize) {
+        self.tell(node, true);
+    }
+
+    fn tell(&self, node: usize, is_paused: bool) {
+        // A slice that does not answer is lost, which ends the machine.
+        let _ = (self.0).command_drain(node, &SliceCommand::PauseExchanges(is_paused));
+    }
+}
+
+impl Drop for PausedExchanges<'_> {
+    fn drop(&mut self) {
+        self.0
+            .members()
+            .into_iter()
+            .for_each(|node| self.tell(node, false));
     }
 }
 

@@ -26,7 +26,8 @@ use super::handle::Handle;
 use super::home_move::{self, HomeMove};
 use super::lifecycle::{MIGRATE, Refusal};
 use super::membership::{
-    Activity, Job, NewNode, NodeProcesses, Until, add_room, check_release, impossible,
+    Activity, Job, NewNode, NodeProcesses, PausedExchanges, Until, add_room, check_release,
+    impossible,
 };
 use super::precopy::Precopy;
 use super::split::{self, NO_ROOM, Part, Rooms};
@@ -179,6 +180,7 @@ struct Course<'a> {
     processes: &'a dyn NodeProcesses,
     job: &'a Job,
     before: Places,
+    paused: PausedExchanges<'a>,
     /// Nodes that joined for it.
     joined: Vec<usize>,
     /// What was sent ahead.
@@ -208,6 +210,7 @@ impl Handle {
             processes,
             job,
             before: self.places(slice),
+            paused: PausedExchanges::new(slice),
             joined: Vec::new(),
             ahead: None,
             report: Migrated {
@@ -415,6 +418,7 @@ impl Course<'_> {
         };
         let grown = self.handle.grow(self.processes, &node, self.job)?;
         self.joined.push(grown.node);
+        self.paused.pause(grown.node);
         Ok(grown.node)
     }
 
@@ -482,7 +486,8 @@ impl Course<'_> {
         for node in self.sources().into_iter().filter(|node| *node != PRIMARY) {
             let released = match check_release(self.slice, node) {
                 Ok(()) => {
-                    let done = self.handle.release(self.processes, node, &Job::default());
+                    let job = Job::default();
+                    let done = self.handle.release_counted(self.processes, node, &job);
                     done.map_err(|refusal| refusal.to_string())
                 }
                 Err(reason) => Err(reason),
@@ -543,7 +548,7 @@ impl Course<'_> {
         }
         for node in self.joined.iter().rev() {
             self.handle
-                .release(self.processes, *node, &Job::default())?;
+                .release_counted(self.processes, *node, &Job::default())?;
         }
         Ok(())
     }

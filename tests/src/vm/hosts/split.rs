@@ -1,7 +1,8 @@
 //! A machine that is split over two hosts by access history: what its guest uses is on the
-//! first, with its vCPUs, and every byte is right there, on the other, and after the merge.
+//! first, with its vCPUs, and every byte is right there, on the other, and after the merge. What
+//! is on the other host nevertheless comes for pages that are not used.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -13,9 +14,10 @@ use crate::guest::Guest;
 type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 2] = [
+pub(super) const CHECKS: [(&str, usize, Check); 3] = [
     ("split, by history, of one node", 2, of_one),
     ("split, by history, of two nodes", 2, of_two),
+    ("split, pages exchanged", 2, exchanged),
 ];
 
 /// Nearly all of the memory has a content, and 32 MB are used all the time, until it is told.
@@ -24,6 +26,10 @@ const PROGRAM: &str = "(dirty 172 20000 300 32) & read line; touch /tmp/told; wa
 const TO: &str = "h1=136M,h2=200M";
 /// How long faults are counted.
 const LOOK: Duration = Duration::from_secs(2);
+/// How long after a split what is used must have come.
+const EXCHANGED: Duration = Duration::from_secs(20);
+/// Most faults in [`LOOK`] then; without exchanges there are thousands.
+const FEW_FAULTS: u64 = 200;
 
 impl Site<'_> {
     /// Faults of vCPUs that other nodes served, while the program writes.
@@ -59,7 +65,7 @@ impl Site<'_> {
 /// Splits a machine while its guest writes, by page numbers and by history: the second must
 /// have by far the fewer remote faults.
 fn splits(site: &Site<'_>, words: &[&str]) -> Result<String> {
-    let words = [&["--name", "m"], words].concat();
+    let words = [&["--name", "m", "--exchange", "never"], words].concat();
     let mut guest = Guest::start(&mut site.machine_with(&words, PROGRAM)?)?;
     // Until the rest of its memory has not been used for two epochs of the history.
     let works = guest.wait_for("dirty: second 9:", BOUND);
@@ -86,4 +92,75 @@ fn of_one(site: &mut Site<'_>) -> Result<String> {
 /// The nodes of the machine have pages that the other manages.
 fn of_two(site: &mut Site<'_>) -> Result<String> {
     splits(site, &HERE)
+}
+
+/// By page numbers, half of what the guest uses is on the other host. It comes to the first, for as
+/// many other pages, in whichever state the machine is saved or moves on.
+fn exchanged(site: &mut Site<'_>) -> Result<String> {
+    let words = [&["--name", "m"], &ONE[..]].concat();
+    let mut guest = Guest::start(&mut site.machine_with(&words, PROGRAM)?)?;
+    let works = guest.wait_for("dirty: second 9:", BOUND);
+    ensure!(works.is_some(), "the guest does not work");
+    let come = site.exchanges_after_split();
+    // Once more, and the machine leaves the hosts while pages come.
+    let cut_short = come.and_then(|come| {
+        site.moved(&["migrate", "m", TO, "--choose", "order"])?;
+        site.moved(&["consolidate", "m"])?;
+        site.is_on(0)?;
+        site.all_given_back()?;
+        Ok(come)
+    });
+    let Ok(come) = cut_short else {
+        bail!("{cut_short:?}: {}", guest.finish(Duration::ZERO)?.stderr);
+    };
+    guest.tell()?;
+    let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
+    Ok(format!("{come}; {line}"))
+}
+
+impl Site<'_> {
+    /// Splits the machine by page numbers, waits until its vCPU fetches few pages any more, and
+    /// brings it back.
+    fn exchanges_after_split(&self) -> Result<String> {
+        let away = self.moved(&["migrate", "m", TO, "--choose", "order"])?;
+        let first = away["nodes"][0].as_u64().context("no node")?;
+        let second = away["nodes"][1].as_u64().context("no node")?;
+        let begun = Instant::now();
+        let faults = loop {
+            let faults = self.remote_faults()?;
+            if faults <= FEW_FAULTS {
+                break faults;
+            }
+            let late = begun.elapsed() > EXCHANGED;
+            ensure!(
+                !late,
+                "{faults} remote faults in {LOOK:?} after {EXCHANGED:?}"
+            );
+        };
+        let view = self.ask(&["vm", "counters", "m", "--json"])?;
+        let count = |node: u64, name: &str| {
+            let count = view["counters"][format!("slice{node}.memory.{name}")].as_u64();
+            count.with_context(|| format!("no counter {name} of node {node}"))
+        };
+        let came = count(first, "exchanged-in")?;
+        let went = count(first, "exchanged-out")?;
+        ensure!(came > 0, "nothing came to node {first}");
+        ensure!(
+            came.abs_diff(went) <= 64 && count(second, "exchanged-out")? == came,
+            "{came} pages came, and {went} went"
+        );
+        for node in [first, second] {
+            let (held, budget) = (count(node, "held-pages")?, count(node, "budget-pages")?);
+            ensure!(
+                held <= budget,
+                "node {node} has {held} pages, and may have {budget}"
+            );
+        }
+        self.moved(&["consolidate", "m"])?;
+        self.is_on(0)?;
+        self.all_given_back()?;
+        Ok(format!(
+            "{came} pages came for others, {faults} remote faults then"
+        ))
+    }
 }

@@ -4,6 +4,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `protocol` | the primary's side as a state machine |
+//! | `exchange` | pages that vCPUs fetch come, and others go for them |
 //! | `histories` | the access history of pages goes along with them |
 //! | `steps` | what each slice does when it is told a step |
 //! | `succession` | another process takes the place of slice 0 |
@@ -11,8 +12,10 @@
 //! The owner of the machine's life, on the primary, changes membership, one change at a time:
 //! so no vCPU moves, and the machine is neither paused nor resumed, between two stages of a
 //! change. Its steps travel as commands. A drain or a pre-copy takes longer: it runs on a
-//! thread of the slice whose pages move, while the owner serves others.
+//! thread of the slice whose pages move, while the owner serves others. Without an order, that
+//! thread exchanges pages.
 
+mod exchange;
 mod histories;
 mod protocol;
 #[cfg(test)]
@@ -29,11 +32,12 @@ use thiserror::Error;
 use weft_coherent_memory::{DrainPlan, DrainTarget, PrecopyProgress, SharedMemory};
 use weft_confine::lock;
 use weft_dsm::NodeId;
-use weft_platform::interrupts::InterruptRouter;
+use weft_platform::interrupts::{InterruptRouter, Locations};
 use weft_vcpu::PAGE_SIZE;
 
 use super::commands::{DrainReport, DrainShare, PrecopyReport};
 use super::peers::Peers;
+use exchange::Exchanges;
 pub use protocol::{Answer, Authority, Change, Progress, Step};
 pub(crate) use steps::numbers;
 
@@ -46,6 +50,8 @@ const SETTLE: Duration = Duration::from_secs(10);
 const PACE_WAIT: Duration = Duration::from_millis(10);
 /// Between two looks for pages in transition.
 const AGAIN: Duration = Duration::from_millis(1);
+/// How often the thread that moves pages looks for the machine's end.
+const IDLE_LOOK: Duration = Duration::from_secs(1);
 /// How often a thread that waits looks for the machine's end.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -125,6 +131,7 @@ struct PageMoves {
     drained: DrainReport,
     /// Of the order that came last: `None` until it has begun, then whether it is over.
     precopy_over: Option<bool>,
+    exchanges: Exchanges,
 }
 
 impl PageMoves {
@@ -136,7 +143,9 @@ impl PageMoves {
 
 /// One slice's part in changes of membership.
 pub struct Membership {
+    number: usize,
     peers: Arc<Peers>,
+    locations: Arc<Locations>,
     /// Slices that have introduced themselves to this one, which joins.
     met: Mutex<BTreeSet<usize>>,
     has_met: Condvar,
@@ -145,9 +154,11 @@ pub struct Membership {
 }
 
 impl Membership {
-    pub(super) fn new(peers: Arc<Peers>) -> Arc<Self> {
+    pub(super) fn new(number: usize, peers: Arc<Peers>, locations: Arc<Locations>) -> Arc<Self> {
         Arc::new(Self {
+            number,
             peers,
+            locations,
             met: Mutex::default(),
             has_met: Condvar::new(),
             moves: Mutex::default(),
@@ -234,10 +245,29 @@ impl Membership {
         let mut moves = self.moves();
         moves.ordered = None;
         moves.is_stopped = true;
+        self.wait_until_idle(moves);
+    }
+
+    /// Returns when the thread that moves pages has come to the end of what it does.
+    fn wait_until_idle(&self, mut moves: MutexGuard<'_, PageMoves>) {
         while moves.is_under_way && !self.peers.is_over() {
             let waited = self.ordered.wait_timeout(moves, LOOK);
             moves = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    fn has_vcpus(&self, slice: usize) -> bool {
+        !self.locations.at(slice).is_empty()
+    }
+
+    /// From now on pages are exchanged that vCPUs here fetch.
+    pub(super) fn exchange(self: &Arc<Self>, memory: &SharedMemory) {
+        let membership = Arc::downgrade(self);
+        memory.exchange(Box::new(move || {
+            if let Some(membership) = membership.upgrade() {
+                membership.want_blocks();
+            }
+        }));
     }
 
     pub(super) fn drain_report(&self) -> DrainReport {
@@ -264,29 +294,44 @@ impl Membership {
         }
     }
 
-    /// Moves pages whenever it is ordered, until the machine is over.
-    pub(super) fn move_on_orders(&self, memory: &SharedMemory) {
+    /// Moves pages whenever it is ordered, or exchanges some, until the machine is over.
+    pub(super) fn move_pages(&self, memory: &SharedMemory) {
         let mut moves = self.moves();
         while !self.peers.is_over() {
-            let Some(order) = moves.ordered.take() else {
-                let waited = self.ordered.wait_timeout(moves, Duration::from_secs(1));
+            let order = moves.ordered.take();
+            let exchange = match order {
+                Some(_) => None,
+                None => self.next_exchange(&mut moves.exchanges),
+            };
+            if order.is_none() && exchange.is_none() {
+                let due = moves.exchanges.due(Instant::now());
+                let waited = self.ordered.wait_timeout(moves, due.unwrap_or(IDLE_LOOK));
                 moves = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
-            };
+            }
             moves.is_under_way = true;
             let pace = Pace::new(moves.bytes_per_s);
             drop(moves);
-            match order {
-                Order::Drain(shares) => self.drain(memory, &shares, pace),
-                Order::Precopy(shares) => memory.precopy(plan(memory, &shares), |progress| {
-                    pace.wait(progress.sent_pages);
-                    self.show_precopy(progress)
-                }),
-                Order::EndPrecopy => memory.end_precopy(|progress| self.show_precopy(progress)),
+            if let Some(order) = order {
+                self.carry_out(memory, order, pace);
+            }
+            if let Some(step) = exchange {
+                self.do_exchange(memory, step);
             }
             moves = self.moves();
             moves.is_under_way = false;
             self.ordered.notify_all();
+        }
+    }
+
+    fn carry_out(&self, memory: &SharedMemory, order: Order, pace: Pace) {
+        match order {
+            Order::Drain(shares) => self.drain(memory, &shares, pace),
+            Order::Precopy(shares) => memory.precopy(plan(memory, &shares), |progress| {
+                pace.wait(progress.sent_pages);
+                self.show_precopy(progress)
+            }),
+            Order::EndPrecopy => memory.end_precopy(|progress| self.show_precopy(progress)),
         }
     }
 

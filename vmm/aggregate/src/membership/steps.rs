@@ -436,6 +436,7 @@ impl Slice {
                 },
             ),
             SliceCommand::EndSplit => self.memory.end_split(),
+            SliceCommand::PauseExchanges(is_paused) => self.membership.pause_exchanges(*is_paused),
             other => return SliceReply::Refused(format!("{other:?} is not about a drain")),
         }
         SliceReply::Done

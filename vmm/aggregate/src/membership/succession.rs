@@ -83,6 +83,8 @@ impl Slice {
                 .memory
                 .set_member(NodeId(PRIMARY as u8), Standing::Absent);
             left.map_err(|error| error.to_string())?;
+            // The old one, which had paused them, is gone.
+            self.membership.pause_exchanges(false);
         }
         Ok(())
     }

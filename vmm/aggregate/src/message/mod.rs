@@ -31,6 +31,8 @@
 //! | 182 | wants consecutive pages of those of a 178 | | | first page, how many | |
 //! | 183 | some of them | | | first page, how many follow | bytes |
 //! | 184 | the sender has all pages of the checkpoint | | | | |
+//! | 185 | the sender wants consecutive pages that the receiver manages | | | first page, how many | |
+//! | 186 | the sender gave some of those that the receiver wanted | | | how many | |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
@@ -76,6 +78,8 @@ const GOES_ON: u8 = 181;
 const READ_PAGES: u8 = 182;
 const PAGES_READ: u8 = 183;
 const ALL_READ: u8 = 184;
+const WANTS_PAGES: u8 = 185;
+const GAVE_PAGES: u8 = 186;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -214,6 +218,16 @@ pub enum SliceMessage<'a> {
     },
     /// To a slice with files: the sender has all pages that it reads from there.
     AllRead,
+    /// To a slice that manages pages: give some consecutive ones to the sender, with their
+    /// management; answered by one `GavePages`.
+    WantsPages {
+        /// The number of the first page.
+        first: u64,
+        /// How many.
+        count: u64,
+    },
+    /// How many of the pages that the receiver wanted it manages now.
+    GavePages { pages: u64 },
     /// From the primary: a step of the copy of one of its disks; answered by `Accessed` with an
     /// error number, or zero.
     Copied {
@@ -373,6 +387,10 @@ impl<'a> SliceMessage<'a> {
                 bytes,
             } => (header(PAGES_READ, 0, 0, [*first, *follow, 0]), bytes),
             Self::AllRead => (header(ALL_READ, 0, 0, [0; 3]), &[]),
+            Self::WantsPages { first, count } => {
+                (header(WANTS_PAGES, 0, 0, [*first, *count, 0]), &[])
+            }
+            Self::GavePages { pages } => (header(GAVE_PAGES, 0, 0, [*pages, 0, 0]), &[]),
             Self::Copied {
                 ticket,
                 disk,
@@ -514,6 +532,11 @@ impl<'a> SliceMessage<'a> {
                 bytes: payload,
             },
             ALL_READ => Self::AllRead,
+            WANTS_PAGES => Self::WantsPages {
+                first,
+                count: second,
+            },
+            GAVE_PAGES => Self::GavePages { pages: first },
             COPIED => Self::Copied {
                 ticket: first,
                 disk: byte(second >> 8)?,
@@ -626,6 +649,11 @@ mod tests {
                 bytes: b"page",
             },
             SliceMessage::AllRead,
+            SliceMessage::WantsPages {
+                first: 1 << 34,
+                count: 64,
+            },
+            SliceMessage::GavePages { pages: 63 },
             SliceMessage::Copied {
                 ticket: 8,
                 disk: 3,

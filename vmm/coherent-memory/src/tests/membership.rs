@@ -141,7 +141,7 @@ fn change_its_mind(rig: &Rig, steps: u32) {
 }
 
 /// Stops the threads of a scope at its end, also when a check in it fails.
-struct StopsThreads<'a>(&'a AtomicBool);
+pub(super) struct StopsThreads<'a>(pub &'a AtomicBool);
 
 impl Drop for StopsThreads<'_> {
     fn drop(&mut self) {

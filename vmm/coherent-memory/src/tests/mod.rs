@@ -21,6 +21,7 @@ use super::*;
 
 mod absent;
 pub(super) mod evict;
+mod exchange;
 mod history;
 mod membership;
 mod prefetch;

@@ -441,6 +441,7 @@ pub(super) fn slice_of(
     let options = SliceOptions {
         placement: configuration.placement(),
         spare_bytes: None,
+        exchanges: true,
     };
     let on_failure = Arc::new(move |reason| ender.end(End::Failed { reason }));
     let slice = Slice::new(options, links, &ram, on_failure);

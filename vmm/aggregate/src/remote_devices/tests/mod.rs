@@ -115,6 +115,7 @@ impl Rig {
                     SliceOptions {
                         placement: placement(),
                         spare_bytes: None,
+                        exchanges: true,
                     },
                     links,
                     &ram,

@@ -1,0 +1,160 @@
+//! Which pages a slice exchanges with those that manage them, after S-memV, section IV-E: what
+//! its vCPUs fetch page by page comes as a block, with its management, and a block that nobody
+//! here uses goes there for it.
+//!
+//! This file chooses the blocks; `weft_aggregate::membership` moves them. Blocks are smaller than
+//! the chunks of a split: one costs as much as some ten single faults.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::atomic::Ordering;
+
+use weft_dsm::controller::{DrainPlan, DrainTarget};
+use weft_dsm::{CHUNK_PAGES, NodeId};
+
+use super::blocks::{BLOCK_PAGES, pages_of};
+use super::counters::MemoryCounters;
+use super::history::FREE_HISTORY;
+use super::shell::{PAGE_SHIFT, SharedMemory};
+
+/// A block with more history was used in the last 4 to 8 s, and stays: blocks that are used in
+/// turns would go to and fro.
+const COLD: u8 = 0x3f;
+
+impl SharedMemory {
+    /// From now on faults of vCPUs make blocks wanted, and `wanted` is called for each of them, by
+    /// the thread that faulted. Once.
+    pub fn exchange(&self, wanted: Box<dyn Fn() + Send + Sync>) {
+        // Only the first counts.
+        let _ = self.exchange.wanted.set(wanted);
+        self.exchange.is_on.store(true, Ordering::Relaxed);
+    }
+
+    /// A vCPU waited for a page of another slice.
+    pub(super) fn count_for_exchange(&self, page: u64) {
+        if !self.exchange.is_on.load(Ordering::Relaxed) || self.homes.manages(page) {
+            return;
+        }
+        let is_wanted = self.exchange.blocks().fault(page / BLOCK_PAGES, self.now());
+        if let (true, Some(wanted)) = (is_wanted, self.exchange.wanted.get()) {
+            wanted();
+        }
+    }
+
+    /// A block that is wanted, as far as one slice manages it, and which that is.
+    pub fn take_wanted(&self) -> Option<(NodeId, Range<u64>)> {
+        loop {
+            let block = self.exchange.blocks().wanted.pop_front()?;
+            let pages = pages_of(block);
+            let mut others = pages.clone().filter(|page| !self.homes.manages(*page));
+            if let Some(page) = others.find(|page| self.host(*page).is_some()) {
+                return Some((self.locked(|state| state.controller.manager(page)), pages));
+            }
+        }
+    }
+
+    /// The block of this slice that was used least, if one was not used lately. Each is told once.
+    pub fn take_cold(&self) -> Option<Range<u64>> {
+        let now = self.now();
+        if self.exchange.blocks().must_look(now) {
+            let found = self.cold_blocks();
+            self.exchange.blocks().found(found, now);
+        }
+        loop {
+            let block = self.exchange.blocks().cold.pop()?;
+            if self.is_cold(block) {
+                return Some(pages_of(block));
+            }
+        }
+    }
+
+    /// It is the next that [`SharedMemory::take_cold`] tells.
+    pub fn put_cold_back(&self, pages: &Range<u64>) {
+        self.exchange.blocks().cold.push(pages.start / BLOCK_PAGES);
+    }
+
+    fn is_cold(&self, block: u64) -> bool {
+        let pages = pages_of(block);
+        self.homes.count(&pages) > 0 && self.page_history().most_used(pages) <= COLD
+    }
+
+    /// All blocks that can go, with their history. Free ones last: that is what the guest
+    /// allocates next.
+    fn cold_blocks(&self) -> Vec<(u8, u64)> {
+        let populated = self.populated_pages(BLOCK_PAGES);
+        let chunks = self.page_history().chunks();
+        let mut found = Vec::new();
+        for (chunk, used) in (0..).zip(chunks) {
+            let first = chunk * CHUNK_PAGES;
+            if self.homes.count(&(first..first + CHUNK_PAGES)) == 0 {
+                continue;
+            }
+            for block in first / BLOCK_PAGES..(first + CHUNK_PAGES) / BLOCK_PAGES {
+                let pages = pages_of(block);
+                if self.homes.count(&pages) == 0 {
+                    continue;
+                }
+                let mut history = match used {
+                    0 => 0,
+                    _ => self.page_history().most_used(pages),
+                };
+                if populated.get(block as usize) == Some(&0) {
+                    history = FREE_HISTORY.max(history);
+                }
+                if history <= COLD {
+                    found.push((history, block));
+                }
+            }
+        }
+        found
+    }
+
+    /// Moves these pages to another slice, with their management, as far as this one manages them
+    /// and `is_over` does not say so; how many have another manager now. The calling thread is the
+    /// one that drains.
+    pub fn give_block(
+        &self,
+        to: DrainTarget,
+        pages: Range<u64>,
+        mut is_over: impl FnMut() -> bool,
+    ) -> u64 {
+        let plan = DrainPlan {
+            pages: vec![pages],
+            targets: vec![to],
+            window_pages: BLOCK_PAGES as usize,
+        };
+        let progress = self.drain(plan, |progress| match progress.lacks_target || is_over() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        });
+        MemoryCounters::add(&self.counters.exchanged_out, progress.handed_over);
+        progress.handed_over
+    }
+
+    /// Whether bytes of pages are still in files.
+    pub fn has_absent(&self) -> bool {
+        self.rights.absent() > 0
+    }
+
+    /// By consecutive parts of `part_pages` pages, how many have memory here; all of them where that is
+    /// not known.
+    pub(super) fn populated_pages(&self, part_pages: u64) -> Vec<u64> {
+        let parts = (self.end >> PAGE_SHIFT).div_ceil(part_pages) as usize;
+        let Ok(ranges) = self.ram().populated() else {
+            return vec![part_pages; parts];
+        };
+        let mut pages = vec![0; parts];
+        for range in ranges {
+            let end = range.end >> PAGE_SHIFT;
+            let mut at = range.start >> PAGE_SHIFT;
+            while at < end {
+                let part = at / part_pages;
+                let next = ((part + 1) * part_pages).min(end);
+                if let Some(pages) = pages.get_mut(part as usize) {
+                    *pages += next - at;
+                }
+                at = next;
+            }
+        }
+        pages
+    }
+}
