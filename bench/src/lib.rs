@@ -7,11 +7,13 @@
 //! - [`program`] runs a program natively or under `weft` and reads what it says.
 //! - [`raw`] is the baseline: sockets without Weft.
 //! - [`ping`] asks a guest for echoes while its machine moves, and draws what came back.
+//! - [`memcached`] is a load for a guest's memcached.
 //! - [`micro`], [`elastic`], [`vm`], [`cluster`] and [`placement`] are the benchmarks; [`results`]
 //!   writes.
 
 pub mod cluster;
 pub mod elastic;
+pub mod memcached;
 pub mod micro;
 pub mod mpi;
 pub mod ping;

@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use weft_bench::cluster::drain::drain;
 use weft_bench::cluster::figure_14::figure_14;
 use weft_bench::elastic::{Network, elastic};
+use weft_bench::memcached;
 use weft_bench::micro;
 use weft_bench::mpi;
 use weft_bench::ping;
@@ -25,6 +26,7 @@ use weft_bench::vm::guest::guest;
 use weft_bench::vm::home::home;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::latency::latency;
+use weft_bench::vm::memcached::memcached as vm_memcached;
 use weft_bench::vm::migrate::migrate;
 use weft_bench::vm::nginx::nginx;
 use weft_bench::vm::ping::ping as vm_ping;
@@ -41,7 +43,7 @@ use weft_bench::vm::with_disks::with_disks;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 40] = [
+const BENCHMARKS: [&str; 41] = [
     "latency",
     "unstretched",
     "throughput",
@@ -72,6 +74,7 @@ const BENCHMARKS: [&str; 40] = [
     "vm-downtime",
     "vm-split",
     "vm-smemv",
+    "vm-memcached",
     "vm-ping",
     "vm-home",
     "vm-save-hosts",
@@ -133,6 +136,8 @@ enum Part {
     ///
     /// Lines `step NAME` and `done NOTE` on standard input say what happens to the machine.
     Ping(ping::Options),
+    /// Asks a machine's memcached until standard input ends, and counts; lines as for `ping`.
+    Memcached(memcached::Options),
 }
 
 impl Options {
@@ -179,6 +184,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "vm-downtime" => downtime(place, &options.images(), repeat),
         "vm-split" => split(place, &options.images(), repeat),
         "vm-smemv" => smemv(place, &options.images(), repeat),
+        "vm-memcached" => vm_memcached(place, &options.images(), repeat),
         "vm-ping" => vm_ping(place, &options.images(), repeat),
         "vm-home" => home(place, &options.images(), repeat),
         "vm-save-hosts" => save_hosts(place, &options.images(), repeat),
@@ -198,6 +204,10 @@ fn run(options: &Options) -> Result<bool> {
         }
         Some(Part::Ping(options)) => {
             ping::run(options)?;
+            return Ok(true);
+        }
+        Some(Part::Memcached(options)) => {
+            memcached::run(options)?;
             return Ok(true);
         }
         None => {}

@@ -64,7 +64,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// Adds what a line of the input says.
-fn note(steps: &mut Vec<Step>, line: &str, now_s: f64) -> Result<()> {
+pub(crate) fn note(steps: &mut Vec<Step>, line: &str, now_s: f64) -> Result<()> {
     let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
     match word {
         "step" => steps.push(Step {

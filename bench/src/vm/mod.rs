@@ -11,6 +11,7 @@ pub mod guest;
 pub mod home;
 pub mod kvm;
 pub mod latency;
+pub mod memcached;
 pub mod migrate;
 pub mod nginx;
 mod pages_follow;

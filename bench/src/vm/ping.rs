@@ -24,9 +24,9 @@ use crate::results::{Goal, Table, digits, median};
 /// the client.
 pub(super) const LAUNCHER: usize = 0;
 pub(super) const NAMES: [&str; 4] = ["home", "h1", "h2", "h3"];
-const CLIENT: usize = NAMES.len();
+pub(super) const CLIENT: usize = NAMES.len();
 const PORT: u16 = 7117;
-const TAP: &str = "weft-tap";
+pub(super) const TAP: &str = "weft-tap";
 /// The directory for disks, which machines of the hosts before may write to.
 const DISKS: &str = "disks";
 /// As which user a machine's slices run.

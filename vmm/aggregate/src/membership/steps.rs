@@ -341,7 +341,12 @@ impl Slice {
         held
     }
 
-    fn wait_until_settled(&self) -> Result<(), String> {
+    /// On the primary: returns when all slices have heard who manages each page, if that does not
+    /// change any more.
+    ///
+    /// # Errors
+    /// A slice is lost, or pages do not settle in time.
+    pub fn wait_until_settled(&self) -> Result<(), String> {
         let deadline = Instant::now() + SETTLE;
         while let Some(reason) = self.all_take(Step::Settle)? {
             if Instant::now() > deadline {

@@ -1,0 +1,248 @@
+//! memcached with a load from outside, in a machine that leaves its host: S-memV's figures 12
+//! and 13.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+use weft_tests::boot::{Disk, Images, Monitor};
+use weft_tests::namespace::{self, Star};
+
+use super::ping::{BOUND, CLIENT, LAUNCHER, Site, TAP, in_namespace};
+use crate::memcached::BIN;
+use crate::program::Place;
+use crate::results::{Goal, Table, digits, median};
+
+const MEMORY_MIB: u64 = 512;
+/// Each of two hosts takes half of the machine, and what it needs for pages of others.
+const HALVES: &str = "h1=260M,h2=260M";
+/// What memcached holds: keys, and bytes of each. With its own overhead about 170 MB.
+const KEYS: u32 = 70_000;
+const VALUE_BYTES: u32 = 2_000;
+/// Files of 4 MB that nobody reads again.
+const COLD_FILES: u32 = 32;
+/// How long it is asked before the machine leaves, and afterwards.
+const BEFORE: Duration = Duration::from_secs(15);
+const AFTER: Duration = Duration::from_secs(25);
+/// At the end of each, this is its steady throughput.
+const STEADY_S: f64 = 8.0;
+/// Throughput is recovered when this part of the steady one is reached, for this time.
+const RECOVERED: f64 = 0.99;
+const RECOVERED_S: f64 = 1.0;
+
+/// Where the machine goes, and whether its nodes exchange pages.
+const WAYS: [(&str, &str, &str, &str); 4] = [
+    ("to one host", "h1", "history", "auto"),
+    ("split by history", HALVES, "history", "auto"),
+    ("split by page numbers", HALVES, "order", "auto"),
+    (
+        "split by page numbers, no exchange",
+        HALVES,
+        "order",
+        "never",
+    ),
+];
+
+type Samples = BTreeMap<String, Vec<f64>>;
+
+/// The table `vm-memcached`.
+pub fn memcached(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
+    if let Some(why) = namespace::missing() {
+        bail!("{why}");
+    }
+    let mut samples = Samples::new();
+    for round in 0..repeat {
+        for (number, (way, to, choose, exchange)) in WAYS.into_iter().enumerate() {
+            let site = Site::new(place, &format!("cached-{round}-{number}"), &[LAUNCHER, 1])?;
+            let measured = measure(&site, images, (to, choose, exchange));
+            let (load, report) = measured.with_context(|| way.to_owned())?;
+            site.clear()?;
+            let figures = Figures::of(&load).with_context(|| way.to_owned())?;
+            let mut add = |figure: &str, value: f64| {
+                let key = format!("{way} {figure}");
+                samples.entry(key).or_default().push(value);
+            };
+            add("before", figures.before);
+            add("lowest", figures.lowest);
+            add("recovered", figures.recovered_s);
+            add("after", figures.after);
+            add("total", report["total_s"].as_f64().unwrap_or(0.0));
+        }
+    }
+    Ok(table(&samples))
+}
+
+/// Operations a second, and when they were back.
+struct Figures {
+    before: f64,
+    /// In the worst second since the command.
+    lowest: f64,
+    /// From the end of the command.
+    recovered_s: f64,
+    after: f64,
+}
+
+impl Figures {
+    fn of(load: &Value) -> Result<Figures> {
+        let bins = load["bins"].as_array().context("no counts")?;
+        let bins: Vec<f64> = bins.iter().filter_map(Value::as_f64).collect();
+        let step = &load["steps"][0];
+        let time = |name: &str| step[name].as_f64().context("no step");
+        let (from_s, until_s) = (time("from_s")?, time("until_s")?);
+        let bin_s = BIN.as_secs_f64();
+        let rate = |from_s: f64, seconds: f64| {
+            let from = (from_s / bin_s) as usize;
+            let part = bins.get(from..from + (seconds / bin_s) as usize)?;
+            Some(part.iter().sum::<f64>() / (part.len() as f64 * bin_s))
+        };
+        let end_s = bins.len() as f64 * bin_s;
+        let before = rate(from_s - STEADY_S, STEADY_S).context("too few counts before")?;
+        let after = rate(end_s - STEADY_S - bin_s, STEADY_S).context("too few counts after")?;
+        let starts = |from_s: f64| (0..).map(move |bin| from_s + f64::from(bin) * bin_s);
+        let seconds = starts(from_s).map_while(|start_s| rate(start_s, 1.0));
+        let lowest = seconds.fold(f64::INFINITY, f64::min);
+        let recovered = starts(until_s)
+            .map_while(|start_s| Some((start_s, rate(start_s, RECOVERED_S)?)))
+            .find(|(_, rate)| *rate >= RECOVERED * after);
+        let (recovered_s, _) = recovered.context("it does not recover")?;
+        Ok(Figures {
+            before,
+            lowest,
+            recovered_s: recovered_s - until_s,
+            after,
+        })
+    }
+}
+
+/// A machine whose memcached is asked while it leaves; what was counted, and what the command
+/// reported.
+fn measure(
+    site: &Site<'_>,
+    images: &Images,
+    (to, choose, exchange): (&str, &str, &str),
+) -> Result<(Value, Value)> {
+    let root = site.disks(LAUNCHER).join("root.ext4");
+    let image = images.file("debian/root.ext4")?;
+    for host in [LAUNCHER, 1] {
+        link(&image, &site.disks(host).join("root.ext4"))?;
+    }
+    let mut boot = images.small(&site.place.weft)?.running(&format!(
+        "cd /run || mkdir /run; mount -t tmpfs -o size=100% none /run; cd /run; i=0; \
+         while [ $i -lt {COLD_FILES} ]; do textfile 4 >cold$i; i=$((i + 1)); done; \
+         memcached -u root -m 400 -t 1 & read line; kill $!; wait; echo stopped"
+    ));
+    boot.prefix = site.star.prefix(LAUNCHER);
+    boot.memory_mib = MEMORY_MIB;
+    boot.disks = vec![Disk::new(&root).read_only()];
+    let address = Star::address(100);
+    boot.words = format!("root=/dev/vda ro weft.net={address}/24");
+    let net = format!("tap={TAP}");
+    let options = ["--name", "m", "--net", &net, "--exchange", exchange];
+    boot.options.extend(options.map(Into::into));
+    site.start(&boot.command(Monitor::Soft))?;
+    let counts = site.directory.join("load.json");
+    let mut command = in_namespace(&site.star, CLIENT, &std::env::current_exe()?);
+    command
+        .args(["memcached", &format!("{address}:11211")])
+        .args(["--keys", &KEYS.to_string()])
+        .args(["--value-bytes", &VALUE_BYTES.to_string(), "--json"])
+        .arg(&counts);
+    let mut load = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut input = load.stdin.take().context("standard input is a pipe")?;
+    let output = load.stdout.take().context("standard output is a pipe")?;
+    let mut first = String::new();
+    BufReader::new(output).read_line(&mut first)?;
+    let mut steps = || -> Result<Value> {
+        ensure!(first.trim() == "filled", "memcached could not be filled");
+        std::thread::sleep(BEFORE);
+        writeln!(input, "step leave")?;
+        let report = site.ask(LAUNCHER, &["migrate", "m", to, "--choose", choose])?;
+        writeln!(input, "done")?;
+        ensure!(report["home"]["host"] == "h1", "node 0 stays: {report}");
+        std::thread::sleep(AFTER);
+        Ok(report)
+    };
+    let report = steps();
+    drop(input);
+    let status = load.wait()?;
+    let report = report?;
+    ensure!(status.success(), "the load ended with {status}");
+    let mut last = site.console(1)?;
+    last.write("end\n")?;
+    let ended = last.finish(BOUND)?;
+    ensure!(ended.line("stopped").is_some(), "{}", ended.tail(12));
+    let load = serde_json::from_slice(&fs::read(&counts)?)?;
+    Ok((load, report))
+}
+
+/// The same file, where that can be.
+fn link(file: &Path, link: &Path) -> Result<()> {
+    if fs::hard_link(file, link).is_err() {
+        fs::copy(file, link).with_context(|| format!("{}", link.display()))?;
+    }
+    Ok(())
+}
+
+fn table(samples: &Samples) -> Table {
+    let about = format!(
+        "memcached in Debian, on a Linux of one vCPU ({MEMORY_MIB} MiB, software vCPU), with {KEYS} values of {VALUE_BYTES} bytes and {COLD_FILES} files of 4 MB that nobody reads again: S-memV's figures 12 and 13. A program in the network asks for random keys over 4 connections, through a bridge and a tap device, writes with one of ten operations, and checks each value. The machine leaves its host for good: to one host with room for all, or to two with half of its memory each. Hosts are network namespaces of this machine with sealed links. *Before*, *after*: operations a second in the last {STEADY_S} s. *Lowest*: in the worst second. *Recovered*: from the end of the command until a second has {RECOVERED} of the rate *after*. Medians. Goals are S-memV's: 5 s, and 0.6 % less than with all of the memory on one host."
+    );
+    let mut table = Table::new(
+        "vm-memcached",
+        &about,
+        &[
+            "what",
+            "moves",
+            "total",
+            "before",
+            "lowest",
+            "after",
+            "recovered",
+            "goal",
+            "met",
+            "after, to one host's",
+            "goal",
+            "met",
+        ],
+    );
+    let of = |way: &str, figure: &str| {
+        let found = samples.get(&format!("{way} {figure}"));
+        median(found.map_or(&[], |found| found))
+    };
+    let one = of(WAYS[0].0, "after");
+    for (way, to, _, exchange) in WAYS {
+        let all = samples.get(&format!("{way} after")).map_or(0, Vec::len);
+        let rate = |figure| format!("{} /s", digits(of(way, figure)));
+        let recovered = of(way, "recovered");
+        let after = of(way, "after");
+        let ratio = after.zip(one).map(|(after, one)| after / one);
+        let is_ours = to == HALVES && exchange == "auto";
+        let goals = match is_ours {
+            true => (Goal::AtMost(5.0), Goal::AtLeast(0.994)),
+            false => (Goal::None, Goal::None),
+        };
+        let mut row = vec![
+            way.to_owned(),
+            all.to_string(),
+            format!("{} s", digits(of(way, "total"))),
+            rate("before"),
+            rate("lowest"),
+            rate("after"),
+            format!("{} s", digits(recovered)),
+        ];
+        row.extend(goals.0.cells(recovered));
+        row.push(digits(ratio));
+        row.extend(goals.1.cells(ratio));
+        table.rows.push(row);
+    }
+    table.samples = json!(samples);
+    table
+}
