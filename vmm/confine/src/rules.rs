@@ -232,9 +232,12 @@ fn common() -> Result<Rules, BackendError> {
     // built with assertions.
     let flags = argument(1, SeccompCmpOp::Eq, libc::F_GETFD as u64)?;
     when(&mut rules, libc::SYS_fcntl, vec![flags])?;
-    // A disk's lock is given up where its last user ends.
-    let lock = argument(1, SeccompCmpOp::Eq, libc::F_OFD_SETLK as u64)?;
-    when(&mut rules, libc::SYS_fcntl, vec![lock])?;
+    // A disk's lock is given up where its last user ends, and taken by the host that it goes to;
+    // a disk that is only read looks for writers first.
+    for command in [libc::F_OFD_SETLK, libc::F_OFD_GETLK] {
+        let lock = argument(1, SeccompCmpOp::Eq, command as u64)?;
+        when(&mut rules, libc::SYS_fcntl, vec![lock])?;
+    }
     for request in WATCHED_PAGES {
         let request = argument(1, SeccompCmpOp::Eq, request)?;
         when(&mut rules, libc::SYS_ioctl, vec![request])?;

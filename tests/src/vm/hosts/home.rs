@@ -236,8 +236,9 @@ fn is_confined(site: &Site<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The disk is at the same path on both hosts, and each has a tap device on one network. While
-/// the machine goes, its vCPUs copy blocks of the disk, and a third host fetches files.
+/// The disks are at the same paths on both hosts, and each has a tap device on one network. While
+/// the machine goes, its vCPUs copy blocks of one disk and read the other, which is read-only, and
+/// a third host fetches files.
 fn with_devices(site: &mut Site<'_>) -> Result<String> {
     const LAST: usize = 9_999;
     site.star.add_tap(0, TAP, 0)?;
@@ -246,15 +247,32 @@ fn with_devices(site: &mut Site<'_>) -> Result<String> {
     let copies = Copies::new(image.clone(), 2)?;
     fs::set_permissions(&image, Permissions::from_mode(0o666))?;
     let disk = copies.disk();
+    let fixed = site.allowed().join("fixed");
+    fs::write(
+        &fixed,
+        (0..1 << 20).map(|at| (at % 251) as u8).collect::<Vec<u8>>(),
+    )?;
+    let fixed = format!("{},ro", fixed.display());
     let network = format!("tap={TAP}");
     let address = Star::address(100);
     let script = format!(
         "ip link set eth0 up; ip addr add {address}/24 dev eth0; mkdir /tmp/web; \
-         seq 0 {LAST} >/tmp/web/file; httpd -p 80 -h /tmp/web; {} \
+         seq 0 {LAST} >/tmp/web/file; httpd -p 80 -h /tmp/web; \
+         (until [ -e /tmp/read -a -e /tmp/over ]; do echo 3 >/proc/sys/vm/drop_caches; \
+         md5sum /dev/vdb; touch /tmp/read; usleep 100000; done | sort -u | wc -l | sed 's/^/contents: /') & {} \
          echo at work; read line; touch /tmp/over; wait; [ $line = over ] || reboot -f",
         copies.script()
     );
-    let options = ["--late-cpus", "no", "--disk", &disk, "--net", &network];
+    let options = [
+        "--late-cpus",
+        "no",
+        "--disk",
+        &disk,
+        "--disk",
+        &fixed,
+        "--net",
+        &network,
+    ];
     site.start_as(&site.home, &options, &script)?;
     at_work(site)?;
     let content: String = (0..=LAST).map(|number| format!("{number}\n")).collect();
@@ -294,6 +312,8 @@ fn with_devices(site: &mut Site<'_>) -> Result<String> {
     let longest = longest.with_context(|| format!("after {count} files"))?;
     let mut console = site.console_at(1)?;
     console.write("again\n")?;
+    let contents = console.wait_for("contents: ", BOUND).context("no count")?;
+    ensure!(contents.text.contains("contents: 1"), "{}", contents.text);
     wait_until("its guest to restart", || {
         Ok(site
             .machines_at(1)?
@@ -306,6 +326,8 @@ fn with_devices(site: &mut Site<'_>) -> Result<String> {
     console.write("over\n")?;
     let ended = console.finish(LONG_BOUND)?;
     let copied = copies.judge(&ended)?;
+    let contents = ended.line("contents: 1");
+    ensure!(contents.is_some(), "the read-only disk: {}", ended.tail(12));
     site.all_given_back()?;
     Ok(format!(
         "{copied} copies; {count} files, the longest took {} ms",

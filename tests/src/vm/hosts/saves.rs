@@ -35,7 +35,7 @@ pub(super) const LEAVING_CHECKS: [(&str, usize, Check); 2] = [
 
 impl Site<'_> {
     /// Saves the machine `m` while it runs; the report.
-    fn save(&self, directory: &Path, options: &[&str]) -> Result<Value> {
+    pub(super) fn save(&self, directory: &Path, options: &[&str]) -> Result<Value> {
         let path = directory.to_string_lossy();
         let words = ["vm", "save", "m", &path, "--live", "--json"];
         self.ask(&[&words[..], options].concat())

@@ -102,9 +102,11 @@ fn exchanged(site: &mut Site<'_>) -> Result<String> {
     let works = guest.wait_for("dirty: second 9:", BOUND);
     ensure!(works.is_some(), "the guest does not work");
     let come = site.exchanges_after_split();
-    // Once more, and the machine leaves the hosts while pages come.
+    // Once more, and the machine is saved, and leaves the hosts, while pages come.
+    let set = site.bench.directory.join("set");
     let cut_short = come.and_then(|come| {
         site.moved(&["migrate", "m", TO, "--choose", "order"])?;
+        site.save(&set, &[])?;
         site.moved(&["consolidate", "m"])?;
         site.is_on(0)?;
         site.all_given_back()?;
@@ -115,6 +117,10 @@ fn exchanged(site: &mut Site<'_>) -> Result<String> {
     };
     guest.tell()?;
     let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
+    let mut command = site.weft(&["vm", "run", "--name", "c", "--restore"]);
+    let mut saved = Guest::start(command.arg(&set))?;
+    saved.tell()?;
+    judge_writes(&saved.finish(LONG_BOUND)?).context("the machine that was saved")?;
     Ok(format!("{come}; {line}"))
 }
 
