@@ -29,6 +29,8 @@ const PORT: u16 = 7117;
 pub(super) const TAP: &str = "weft-tap";
 /// The directory for disks, which machines of the hosts before may write to.
 const DISKS: &str = "disks";
+/// The directory for disks that all hosts have in common, which they may read.
+const SHARED: &str = "shared";
 /// As which user a machine's slices run.
 const USER: u32 = 60100;
 /// What each host lends.
@@ -116,6 +118,7 @@ impl<'a> Site<'a> {
         }
         let directory = place.work.join(name);
         fs::create_dir_all(directory.join(DISKS))?;
+        fs::create_dir_all(directory.join(SHARED))?;
         let context = Context {
             weft: place.weft.clone(),
             programs: place.programs.clone(),
@@ -140,8 +143,9 @@ impl<'a> Site<'a> {
             identity.configure(&format!("0.0.0.0:{PORT}"), LENT, &peers)?;
             if own > LAUNCHER && taps.contains(&own) {
                 let lines = format!(
-                    "user = {USER}\nnetworks = [\"tap={TAP}\"]\ndisks = [\"{}/,rw\"]\n",
-                    directory.join(DISKS).display()
+                    "user = {USER}\nnetworks = [\"tap={TAP}\"]\ndisks = [\"{}/,rw\", \"{}/,ro\"]\n",
+                    directory.join(DISKS).display(),
+                    directory.join(SHARED).display()
                 );
                 identity.take_machines_of(NAMES[own - 1], &lines)?;
             }
@@ -184,6 +188,11 @@ impl<'a> Site<'a> {
         }
     }
 
+    /// Files that all hosts have.
+    pub fn shared(&self) -> PathBuf {
+        self.directory.join(SHARED)
+    }
+
     /// Where machines of a host are found.
     fn run_directory(&self, host: usize) -> Result<PathBuf> {
         let path = self.directory.join(NAMES[host]).join("run");
@@ -197,6 +206,17 @@ impl<'a> Site<'a> {
         Ok(command
             .env(name, value)
             .env("XDG_RUNTIME_DIR", self.run_directory(host)?))
+    }
+
+    /// What the daemons and the launchers of the machine said.
+    pub fn said(&self) -> String {
+        let logs = (0..NAMES.len()).filter_map(|host| {
+            let directories = [self.run_directory(host).ok()?.join("weft")];
+            let log = |directory: PathBuf| fs::read_to_string(directory.join("m.log")).ok();
+            directories.into_iter().find_map(log)
+        });
+        let daemons = self.daemons.iter().map(Running::stderr);
+        daemons.chain(logs).collect::<Vec<_>>().join("\n")
     }
 
     /// The daemons end, and files go.
@@ -286,6 +306,11 @@ impl<'a> Site<'a> {
 
     /// What `weft vm …` reports of a move.
     pub fn ask(&self, host: usize, words: &[&str]) -> Result<Value> {
+        Ok(self.view(host, words)?["migrated"].clone())
+    }
+
+    /// What `weft vm … --json` prints.
+    pub fn view(&self, host: usize, words: &[&str]) -> Result<Value> {
         let mut command = in_namespace(&self.star, host, &self.place.weft);
         let command = self.at(host, command.arg("vm").args(words).arg("--json"))?;
         let output = command.output()?;
@@ -295,8 +320,7 @@ impl<'a> Site<'a> {
             "weft vm {}: {said}",
             words.join(" ")
         );
-        let view: Value = serde_json::from_slice(&output.stdout)?;
-        Ok(view["migrated"].clone())
+        Ok(serde_json::from_slice(&output.stdout)?)
     }
 }
 

@@ -16,6 +16,8 @@ use super::counters::MemoryCounters;
 use super::history::FREE_HISTORY;
 use super::shell::{PAGE_SHIFT, SharedMemory};
 
+/// Pages of a block that are under way at a time: a fault's message waits behind them.
+const WINDOW_PAGES: usize = 16;
 /// A block with more history was used in the last 4 to 8 s, and stays: blocks that are used in
 /// turns would go to and fro.
 const COLD: u8 = 0x3f;
@@ -120,7 +122,7 @@ impl SharedMemory {
         let plan = DrainPlan {
             pages: vec![pages],
             targets: vec![to],
-            window_pages: BLOCK_PAGES as usize,
+            window_pages: WINDOW_PAGES,
         };
         let progress = self.drain(plan, |progress| match progress.lacks_target || is_over() {
             true => ControlFlow::Break(()),
