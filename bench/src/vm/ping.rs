@@ -210,11 +210,9 @@ impl<'a> Site<'a> {
 
     /// What the daemons and the launchers of the machine said.
     pub fn said(&self) -> String {
-        let logs = (0..NAMES.len()).filter_map(|host| {
-            let directories = [self.run_directory(host).ok()?.join("weft")];
-            let log = |directory: PathBuf| fs::read_to_string(directory.join("m.log")).ok();
-            directories.into_iter().find_map(log)
-        });
+        let log =
+            |host| fs::read_to_string(self.run_directory(host).ok()?.join("weft/vm/m.log")).ok();
+        let logs = (0..NAMES.len()).filter_map(log);
         let daemons = self.daemons.iter().map(Running::stderr);
         daemons.chain(logs).collect::<Vec<_>>().join("\n")
     }

@@ -40,6 +40,9 @@ const PORT: u16 = 7117;
 const LENT: &str = "700M";
 /// The tap device of each host that has one.
 const TAP: &str = "weft-tap";
+/// As which user slices of `home` run on other hosts, and those of host 1; the next hosts' follow.
+const HOME_USER: u32 = 60100;
+const PEER_USER: u32 = 60110;
 /// The switch of each host that has one, where it has files of its own.
 const SWITCH: &str = "switch";
 /// What the tests ask for.
@@ -173,10 +176,13 @@ impl<'a> Site<'a> {
             peers.push(("neighbour", &site.neighbour.key, None));
             peers.push(("home", &site.home.key, None));
             node.configure(&listen, LENT, &peers)?;
-            let disks = format!("disks = [\"{}/,rw\"]\n", site.allowed().display());
             node.take_machines_of("home", "")?;
-            for (name, _) in &names {
-                node.take_machines_of(name, &disks)?;
+            for (user, (name, _)) in (PEER_USER..).zip(&names) {
+                let lines = format!(
+                    "user = {user}\ndisks = [\"{}/,rw\"]\nnetworks = [\"tap={TAP}\"]\n",
+                    site.allowed().display()
+                );
+                node.take_machines_of(name, &lines)?;
             }
             node.allow(&site.consent())?;
             site.hosts.push(node.clone());
@@ -237,7 +243,7 @@ impl<'a> Site<'a> {
     fn consent(&self) -> String {
         let (allowed, readable) = (self.allowed(), self.readable());
         format!(
-            "may = \"borrow\"\nuser = 60100\ndisks = [\"{}/,rw\", \"{},ro\"]\n\
+            "may = \"borrow\"\nuser = {HOME_USER}\ndisks = [\"{}/,rw\", \"{},ro\"]\n\
              networks = [\"user,loopback\", \"tap={TAP}\", \"switch={}\"]\n",
             allowed.display(),
             readable.display(),

@@ -570,6 +570,10 @@ impl Peers {
         self.ignores_losses.store(ignores, Ordering::SeqCst);
     }
 
+    pub(super) fn are_losses_ignored(&self) -> bool {
+        self.ignores_losses.load(Ordering::SeqCst)
+    }
+
     /// The machine is over: links end, threads come back.
     pub(super) fn close(&self) {
         self.over.store(true, Ordering::SeqCst);

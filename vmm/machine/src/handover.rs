@@ -278,7 +278,7 @@ impl Owner {
         self.follow_time(time)?;
         // Without it the others have more room than they need.
         let _ = slice.fit_rooms();
-        Ok(())
+        self.serve_at_vcpus(&slice)
     }
 
     fn virtio(&self) -> impl Iterator<Item = &Transport> {

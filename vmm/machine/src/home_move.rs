@@ -74,7 +74,7 @@ pub(super) fn move_home(
             disks = DiskCopies::begin(slice, processes, node)?;
         }
         job.enter(Activity::MovingHome);
-        if heir.is_some() {
+        if heir.is_some() || serves_elsewhere(slice) {
             serve_here(handle, slice, &mut queues)?;
         }
         // Before a byte is copied: what it refuses is known then.
@@ -107,6 +107,13 @@ pub(super) fn move_home(
         disks.give_up();
     }
     gone.map_err(stays)
+}
+
+/// Whether another node serves a network that any node may serve: a machine on one node has none
+/// of these.
+fn serves_elsewhere(slice: &Slice) -> bool {
+    let devices = slice.remote_devices();
+    devices.queue_servers_open_at(PRIMARY) != devices.queue_servers().1
 }
 
 /// Has node 0 serve the queues of its disks and networks, which other nodes may serve: they have no

@@ -531,10 +531,8 @@ pub(super) struct PausedExchanges<'a>(&'a Slice);
 impl<'a> PausedExchanges<'a> {
     pub fn new(slice: &'a Slice) -> Self {
         let paused = Self(slice);
-        slice
-            .members()
-            .into_iter()
-            .for_each(|node| paused.pause(node));
+        let members = slice.members().into_iter();
+        members.for_each(|node| paused.pause(node));
         // Node 0, which counts, may not have heard yet of pages that moved between others.
         // Where that takes too long, what is counted is refused later, and nothing is lost.
         let _ = slice.wait_until_settled();
@@ -554,10 +552,12 @@ impl<'a> PausedExchanges<'a> {
 
 impl Drop for PausedExchanges<'_> {
     fn drop(&mut self) {
-        self.0
-            .members()
-            .into_iter()
-            .for_each(|node| self.tell(node, false));
+        // After that the others do not answer this process, and exchange pages since they heard of
+        // the heir.
+        if !self.0.has_yielded() {
+            let members = self.0.members().into_iter();
+            members.for_each(|node| self.tell(node, false));
+        }
     }
 }
 

@@ -49,6 +49,26 @@ impl Owner {
         Ok(report)
     }
 
+    /// On the taker of a home among other nodes, which stands: networks that any node may serve
+    /// are served where the vCPUs are. Otherwise each frame costs the vCPU several remote faults.
+    ///
+    /// # Errors
+    /// The machine cannot continue.
+    pub(super) fn serve_at_vcpus(&mut self, slice: &Slice) -> Result<(), Refusal> {
+        let Some(place) = slice.locations().of(0) else {
+            return Ok(());
+        };
+        let servers = slice.remote_devices().queue_servers_open_at(place.slice);
+        match self.move_queues(&QueueMove::To(servers)) {
+            Err(refusal @ Refusal::Failed { .. }) => Err(refusal),
+            Err(refusal) => {
+                eprintln!("weft: node 0 serves the networks: {refusal}");
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+
     fn place(
         &self,
         slice: &Slice,

@@ -7,15 +7,16 @@ use std::os::unix::fs::PermissionsExt;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use super::home::{Check, at_work};
+use super::home::{Check, at_work, web_server};
 use super::kills::{Kills, Victim};
 use super::migration::mode;
-use super::{LEASE, LONG_BOUND, Site, wait_until};
+use super::{HOME_USER, LEASE, LONG_BOUND, PEER_USER, Site, TAP, wait_until};
 use crate::aggregate::Copies;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 3] = [
+pub(super) const CHECKS: [(&str, usize, Check); 4] = [
     ("home, to several hosts and on", 4, to_several_hosts),
+    ("home, to several hosts, with its network", 3, with_network),
     ("home, to several hosts, with its disk", 3, with_disk),
     ("home, to several hosts, whatever is killed", 2, killed),
 ];
@@ -99,6 +100,53 @@ fn to_several_hosts(site: &mut Site<'_>) -> Result<String> {
     site.stop_at(at)?;
     site.all_given_back()?;
     Ok(format!("{right}; stood for {stopped_us:?} us"))
+}
+
+/// A machine goes to two hosts and on to one, while another fetches files from it. On two hosts
+/// the node that has the vCPU serves the network, of which node 0 has the tap device.
+fn with_network(site: &mut Site<'_>) -> Result<String> {
+    site.star.add_tap(0, TAP, 0)?;
+    site.star.add_tap(1, TAP, HOME_USER)?;
+    site.star.add_tap(2, TAP, PEER_USER)?;
+    let script = format!(
+        "{} (dirty 60 3000 10) & echo at work; read line",
+        web_server()
+    );
+    let network = format!("tap={TAP}");
+    let options = ["--cpus", "1", "--memory", "256M", "--net", &network];
+    site.start_shaped(&site.home, &options, &script)?;
+    at_work(site)?;
+    let mut served = Vec::new();
+    let ways: [(usize, &[usize]); 2] = [(0, &[1, 3]), (1, &[2])];
+    let mut fetched = 0;
+    for (round, (at, to)) in ways.into_iter().enumerate() {
+        let (count, _) = site.fetched_while(3, &|two_more| {
+            two_more()?;
+            site.spread(at, to, mode(round))?;
+            two_more()
+        })?;
+        fetched += count;
+        let view = site.ask_at(to[0], &["vm", "counters", "m", "--json"])?;
+        let counters = view["counters"].as_object().context("no counters")?;
+        let requests = counters
+            .iter()
+            .filter(|(name, _)| name.ends_with(".devices.requests"));
+        served.push(
+            requests
+                .filter_map(|(_, count)| count.as_u64())
+                .sum::<u64>(),
+        );
+    }
+    ensure!(
+        served[0] > 0 && served[1] == 0,
+        "requests that other nodes than node 0 served: {served:?}"
+    );
+    let mut console = site.console_at(2)?;
+    let right = console.wait_for("dirty: right", LONG_BOUND);
+    let right = right.context("the guest's pages are not right")?.text;
+    site.stop_at(2)?;
+    site.all_given_back()?;
+    Ok(format!("{fetched} files; {right}"))
 }
 
 /// A machine of two nodes goes to one of them and a further host, while both nodes serve queues of

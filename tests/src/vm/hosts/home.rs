@@ -236,11 +236,70 @@ fn is_confined(site: &Site<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Waits for two more files.
+type Wait<'a> = &'a dyn Fn() -> Result<()>;
+
+/// The last number in the file that a guest serves.
+const LAST: usize = 9_999;
+
+/// Has the guest serve a file of numbers on its network card.
+pub(super) fn web_server() -> String {
+    let address = Star::address(100);
+    format!(
+        "ip link set eth0 up; ip addr add {address}/24 dev eth0; mkdir /tmp/web; \
+         seq 0 {LAST} >/tmp/web/file; httpd -p 80 -h /tmp/web;"
+    )
+}
+
+impl Site<'_> {
+    /// A host fetches the file of [`web_server`] again and again while `go` runs, which may wait
+    /// for two more of them; how many it got, and how long one took at most.
+    pub(super) fn fetched_while(
+        &self,
+        host: usize,
+        go: &dyn Fn(Wait<'_>) -> Result<()>,
+    ) -> Result<(usize, Duration)> {
+        let content: String = (0..=LAST).map(|number| format!("{number}\n")).collect();
+        let server = SocketAddr::new(Star::address(100).parse()?, 80);
+        let star = &self.star;
+        let (fetched, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let fetch = || -> Result<Duration> {
+            let mut longest = Duration::ZERO;
+            while !is_over.load(Ordering::SeqCst) {
+                let begun = Instant::now();
+                let got = fetch_from(server, BOUND)?;
+                ensure!(got == content.as_bytes(), "{} bytes, or others", got.len());
+                longest = longest.max(begun.elapsed());
+                fetched.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok(longest)
+        };
+        let two_more = || {
+            let before = fetched.load(Ordering::SeqCst);
+            wait_until("two files", || {
+                Ok(fetched.load(Ordering::SeqCst) >= before + 2)
+            })
+        };
+        let (went, longest) = std::thread::scope(|scope| {
+            let fetching = scope.spawn(|| star.within(host, fetch));
+            let went = go(&two_more);
+            is_over.store(true, Ordering::SeqCst);
+            (went, fetching.join())
+        });
+        let longest = longest.map_err(|_| anyhow!("the client panicked"))?;
+        went.with_context(|| format!("the client: {longest:?}"))?;
+        let count = fetched.into_inner();
+        Ok((
+            count,
+            longest.with_context(|| format!("after {count} files"))?,
+        ))
+    }
+}
+
 /// The disks are at the same paths on both hosts, and each has a tap device on one network. While
 /// the machine goes, its vCPUs copy blocks of one disk and read the other, which is read-only, and
 /// a third host fetches files.
 fn with_devices(site: &mut Site<'_>) -> Result<String> {
-    const LAST: usize = 9_999;
     site.star.add_tap(0, TAP, 0)?;
     site.star.add_tap(1, TAP, 60100)?;
     let image = site.allowed().join("disk");
@@ -254,13 +313,12 @@ fn with_devices(site: &mut Site<'_>) -> Result<String> {
     )?;
     let fixed = format!("{},ro", fixed.display());
     let network = format!("tap={TAP}");
-    let address = Star::address(100);
     let script = format!(
-        "ip link set eth0 up; ip addr add {address}/24 dev eth0; mkdir /tmp/web; \
-         seq 0 {LAST} >/tmp/web/file; httpd -p 80 -h /tmp/web; \
+        "{} \
          (until [ -e /tmp/read -a -e /tmp/over ]; do echo 3 >/proc/sys/vm/drop_caches; \
          md5sum /dev/vdb; touch /tmp/read; usleep 100000; done | sort -u | wc -l | sed 's/^/contents: /') & {} \
          echo at work; read line; touch /tmp/over; wait; [ $line = over ] || reboot -f",
+        web_server(),
         copies.script()
     );
     let options = [
@@ -275,41 +333,11 @@ fn with_devices(site: &mut Site<'_>) -> Result<String> {
     ];
     site.start_as(&site.home, &options, &script)?;
     at_work(site)?;
-    let content: String = (0..=LAST).map(|number| format!("{number}\n")).collect();
-    let server = SocketAddr::new(address.parse()?, 80);
-    let (fetched, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let fetch = || -> Result<Duration> {
-        let mut longest = Duration::ZERO;
-        while !is_over.load(Ordering::SeqCst) {
-            let begun = Instant::now();
-            let got = fetch_from(server, BOUND)?;
-            ensure!(got == content.as_bytes(), "{} bytes, or others", got.len());
-            longest = longest.max(begun.elapsed());
-            fetched.fetch_add(1, Ordering::SeqCst);
-        }
-        Ok(longest)
-    };
-    let two_more = || {
-        let before = fetched.load(Ordering::SeqCst);
-        wait_until("two files", || {
-            Ok(fetched.load(Ordering::SeqCst) >= before + 2)
-        })
-    };
-    let go = || -> Result<()> {
+    let (count, longest) = site.fetched_while(2, &|two_more| {
         two_more()?;
         site.go(0, 1, mode(1))?;
         two_more()
-    };
-    let (went, longest) = std::thread::scope(|scope| {
-        let fetching = scope.spawn(|| site.star.within(2, fetch));
-        let went = go();
-        is_over.store(true, Ordering::SeqCst);
-        (went, fetching.join())
-    });
-    let longest = longest.map_err(|_| anyhow!("the client panicked"))?;
-    went.with_context(|| format!("the client: {longest:?}"))?;
-    let count = fetched.into_inner();
-    let longest = longest.with_context(|| format!("after {count} files"))?;
+    })?;
     let mut console = site.console_at(1)?;
     console.write("again\n")?;
     let contents = console.wait_for("contents: ", BOUND).context("no count")?;

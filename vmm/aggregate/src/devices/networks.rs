@@ -95,7 +95,13 @@ fn begin(
     let pairs = pairs(list);
     let bypass = QueuePlacement::new(slice.locations(), owner, network.data_path(), pairs, 2);
     let among = (0..pairs).any(|pair| bypass.server(pair) != owner);
-    let placement = if among {
+    // Of a machine that began on one node: whichever has the vCPUs then may serve it.
+    let began_alone = slice.placement().slices() == 1 && slice.joins();
+    let is_bypass = network.data_path() == DataPath::Bypass;
+    let open_to_all = began_alone && is_bypass && owner == PRIMARY && options.pairs == 1;
+    let placement = if open_to_all {
+        QueuePlacement::open(owner, 2)
+    } else if among {
         options.pairs = pairs;
         bypass
     } else {
@@ -107,7 +113,7 @@ fn begin(
     };
     let open = match owner == slice.number() {
         false => None,
-        true if among => Some(Here::Among(Net::open_one_link(&options)?)),
+        true if placement.is_shared() => Some(Here::Among(Net::open_one_link(&options)?)),
         true => Some(Here::Alone(Net::open(&options)?)),
     };
     let description = open.as_ref().map(|open| match open {
@@ -138,7 +144,7 @@ fn make(
         pairs,
         open,
     } = begun;
-    let among = (0..placement.groups()).any(|pair| placement.server(pair) != placement.owner());
+    let among = placement.is_shared();
     // A tap that was made for one pair has one, where its slice serves it alone.
     let possible = if among { pairs..=pairs } else { 1..=pairs };
     let (link, description) = match open {

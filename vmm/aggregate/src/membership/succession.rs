@@ -36,6 +36,11 @@ impl Slice {
         Ok(())
     }
 
+    /// Whether the heir may have taken the primary's place: the others may not answer this slice.
+    pub fn has_yielded(&self) -> bool {
+        self.peers.are_losses_ignored()
+    }
+
     /// On the primary: the heir is gone. All is as before for the other slices, as soon as they
     /// have heard of it, which is before they get another command.
     pub fn go_on(&self) {

@@ -21,6 +21,11 @@ impl RemoteDevices {
         self.read(|table| table.places.has_dealt_pairs())
     }
 
+    /// Where they are served if `slice` serves all that any slice may serve.
+    pub fn queue_servers_open_at(&self, slice: usize) -> Servers {
+        self.read(|table| table.places.open_at(slice))
+    }
+
     /// Where they are served if the devices' slices serve what `slice` serves now.
     pub fn queue_servers_without(&self, slice: usize) -> Servers {
         self.read(|table| table.places.without(slice))
@@ -87,7 +92,7 @@ impl RemoteDevices {
         } else if let Some(frames) = frames {
             let left = frames.begin_anew();
             if moved.from == self.number {
-                let way = self.frame_sender(pair, moved.to);
+                let way = self.frame_sender(pair, Some(moved.to));
                 left.iter().for_each(|batch| way.frames(batch));
             }
         }

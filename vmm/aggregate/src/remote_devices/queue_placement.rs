@@ -26,6 +26,7 @@ pub enum DataPath {
 /// Invariants: every queue belongs to exactly one group, every group to one slice at a time.
 /// That is the slice which served it at the start, or the one that has the device: those two
 /// have what they need for it from the start. Groups that slice 0 served at the start stay.
+/// Where the placement is *open*, any slice that joined may serve the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuePlacement {
     owner: usize,
@@ -34,6 +35,7 @@ pub struct QueuePlacement {
     /// By group, now.
     servers: Vec<usize>,
     group_queues: u16,
+    is_open: bool,
 }
 
 impl QueuePlacement {
@@ -62,7 +64,30 @@ impl QueuePlacement {
             first: servers.clone(),
             servers,
             group_queues,
+            is_open: false,
         }
+    }
+
+    /// A device that `owner` has and serves, of one group, which any slice that joins may come
+    /// to serve.
+    pub fn open(owner: usize, group_queues: u16) -> Self {
+        Self {
+            owner,
+            first: vec![owner],
+            servers: vec![owner],
+            group_queues,
+            is_open: true,
+        }
+    }
+
+    /// Whether any slice that joins may serve it.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Whether another slice than the device's may serve a group of it.
+    pub fn is_shared(&self) -> bool {
+        self.is_open || self.first.iter().any(|first| *first != self.owner)
     }
 
     /// The slice that has the device's file or link.
@@ -83,7 +108,9 @@ impl QueuePlacement {
     /// Whether a slice may come to serve a group.
     pub fn may_serve(&self, slice: usize, group: u16) -> bool {
         let first = self.first.get(usize::from(group)).copied();
-        first == Some(slice) || slice == self.owner && first.is_some_and(|first| first != PRIMARY)
+        self.is_open
+            || first == Some(slice)
+            || slice == self.owner && first.is_some_and(|first| first != PRIMARY)
     }
 
     /// The slice other than the device's that may serve a group.
@@ -164,6 +191,21 @@ impl QueuePlaces {
         devices
             .map(|(device, placement)| (*device, placement.servers.clone()))
             .collect()
+    }
+
+    /// As it is if `slice` serves all that any may serve.
+    pub fn open_at(&self, slice: usize) -> Servers {
+        let mut servers = self.servers();
+        for (device, _) in self
+            .devices
+            .iter()
+            .filter(|(_, placement)| placement.is_open)
+        {
+            servers
+                .entry(*device)
+                .and_modify(|servers| servers.fill(slice));
+        }
+        servers
     }
 
     /// As it is if the devices' slices serve what `slice` serves now.
@@ -288,6 +330,20 @@ mod tests {
         assert_eq!(places.place(1, &without), Ok(vec![moved]));
         assert_eq!(places.get(4).unwrap().groups_of(2).count(), 0);
         assert_eq!(places.place(3, &first).unwrap()[0].to, 2);
+    }
+
+    #[test]
+    fn an_open_group_is_served_anywhere() {
+        let mut places = places();
+        places.insert(5, QueuePlacement::open(0, 2));
+        let dealt = places.servers()[&4].clone();
+        assert_eq!(places.servers()[&5], [0]);
+        assert!(!places.has_dealt_pairs());
+        let elsewhere = places.open_at(7);
+        assert_eq!(elsewhere, [(4, dealt), (5, vec![7])].into());
+        assert_eq!(places.place(1, &elsewhere).unwrap().len(), 1);
+        assert_eq!(places.get(5).unwrap().server(0), 7);
+        assert_eq!(places.without(7)[&5], [0]);
     }
 
     #[test]

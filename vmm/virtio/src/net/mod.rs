@@ -332,11 +332,17 @@ impl VirtioDevice for Net {
         let mut handlers: Vec<Box<dyn Handler>> = Vec::new();
         for (pair, link) in self.shared.links.iter().enumerate() {
             let (receive, transmit) = (rings.next().flatten(), rings.next().flatten());
+            // A slice that has the network for all of them.
+            let is_elsewhere =
+                self.shared.user.is_some() && receive.is_none() && transmit.is_none();
             if let (Some(receive), Some(transmit), Some(link)) = (receive, transmit, link) {
                 let shared = self.shared.clone();
                 let link = (pair, link.clone());
                 let pair = Pair::new(receive, transmit, control.take(), shared, link, features);
                 handlers.push(Box::new(pair));
+            } else if pair == 0 && is_elsewhere {
+                // The slice that serves it has no network to tell.
+                self.shared.use_active();
             } else if pair == 0 && link.is_some() {
                 return Err(DeviceError::Driver(
                     "did not enable the first queues of the network",

@@ -40,20 +40,29 @@ pub use switch::{Gone, PairWay, Switch};
 /// Sends frames between a queue pair and a network on two slices.
 struct PeerNet {
     pair: Address,
-    /// The slice at the other end.
-    slice: usize,
+    /// The slice at the other end; `None`: the one that serves the pair at the moment.
+    slice: Option<usize>,
     remote: Arc<RemoteDevices>,
+}
+
+impl PeerNet {
+    fn slice(&self) -> usize {
+        self.slice
+            .unwrap_or_else(|| self.remote.server_of_group(self.pair))
+    }
 }
 
 impl FrameSender for PeerNet {
     fn frames(&self, batch: &[u8]) {
         let header = device::frames(self.pair);
-        self.remote.peers.send_frame(self.slice, &header, &[batch]);
+        self.remote
+            .peers
+            .send_frame(self.slice(), &header, &[batch]);
     }
 
     fn taken(&self, bytes: u64) {
         let message = DeviceMessage::Taken { bytes };
-        self.remote.send(self.slice, self.pair, message);
+        self.remote.send(self.slice(), self.pair, message);
     }
 }
 
@@ -84,7 +93,7 @@ impl RemoteDevices {
             let queue = FrameQueue::new(window)?;
             let address = Address::new(device, pair);
             self.write(|table| table.frames.insert(address, queue.clone()));
-            let sender = self.frame_sender(address, placement.owner());
+            let sender = self.frame_sender(address, Some(placement.owner()));
             Ok(Some(
                 Box::new(RemotePort::new(sender, queue)) as Box<dyn Link>
             ))
@@ -95,7 +104,7 @@ impl RemoteDevices {
     pub(super) fn frame_sender(
         self: &Arc<Self>,
         pair: Address,
-        slice: usize,
+        slice: Option<usize>,
     ) -> Arc<dyn FrameSender> {
         let remote = self.clone();
         Arc::new(PeerNet {
@@ -115,8 +124,11 @@ impl RemoteDevices {
     ) -> io::Result<Arc<Switch>> {
         let way = |pair| PairWay {
             is_here: placement.server(pair) == self.number,
-            sender: (placement.other_server(pair))
-                .map(|slice| self.frame_sender(Address::new(device, pair), slice)),
+            sender: match placement.is_open() {
+                true => Some(self.frame_sender(Address::new(device, pair), None)),
+                false => (placement.other_server(pair))
+                    .map(|slice| self.frame_sender(Address::new(device, pair), Some(slice))),
+            },
         };
         let remote = self.clone();
         let gone = Box::new(move |error: &io::Error| {
@@ -205,7 +217,8 @@ impl RemoteDevices {
             // It gives back what it got for a pair that went from there to here.
             let returns = |placement: &QueuePlacement| {
                 let server = placement.server(pair.index());
-                server == self.number && placement.other_server(pair.index()) == Some(from)
+                let had = placement.is_open() || placement.other_server(pair.index()) == Some(from);
+                server == self.number && had
             };
             let switch = table
                 .switches
