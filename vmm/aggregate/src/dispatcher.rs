@@ -170,9 +170,12 @@ impl MessageHandler for Dispatcher {
                 self.validate(from, self.membership.wanted(from, pages));
             }
             SliceMessage::GavePages { pages } => {
-                let counter = &self.memory.counters.exchanged_in;
-                counter.fetch_add(pages, Ordering::Relaxed);
-                self.validate(from, self.membership.given(from, pages));
+                let given = self.membership.given(from, pages);
+                if given.is_ok() {
+                    let counter = &self.memory.counters.exchanged_in;
+                    counter.fetch_add(pages, Ordering::Relaxed);
+                }
+                self.validate(from, given);
             }
             SliceMessage::AllRead => self.ask_files(from, 0, Content::AllRead),
             SliceMessage::Copied {

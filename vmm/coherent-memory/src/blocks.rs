@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -16,12 +15,21 @@ const FAULTS: u32 = 2;
 const BLOCKS_MAX: usize = 1024;
 /// The time for which faults count, and between two looks for cold blocks.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// Moves blocks between slices.
+pub trait BlockMover: Send + Sync {
+    /// Whether a slice gives blocks that are wanted.
+    fn gives(&self, slice: usize) -> bool;
+
+    /// A block is wanted. Must not block: the thread is one that faulted.
+    fn wanted(&self);
+}
+
 /// Blocks of one slice that it wants, or can give away.
 #[derive(Default)]
-pub(super) struct Exchange {
-    pub is_on: AtomicBool,
-    /// Called when a block is wanted.
-    pub wanted: OnceLock<Box<dyn Fn() + Send + Sync>>,
+pub(super) struct ExchangedBlocks {
+    /// `None`: nothing is exchanged.
+    pub mover: OnceLock<Box<dyn BlockMover>>,
     /// Nothing else is locked meanwhile.
     blocks: Mutex<Blocks>,
 }
@@ -69,7 +77,7 @@ impl Blocks {
     }
 }
 
-impl Exchange {
+impl ExchangedBlocks {
     pub fn blocks(&self) -> MutexGuard<'_, Blocks> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }

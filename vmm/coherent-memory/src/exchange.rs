@@ -6,12 +6,11 @@
 //! the chunks of a split: one costs as much as some ten single faults.
 
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::Ordering;
 
 use weft_dsm::controller::{DrainPlan, DrainTarget};
 use weft_dsm::{CHUNK_PAGES, NodeId};
 
-use super::blocks::{BLOCK_PAGES, pages_of};
+use super::blocks::{BLOCK_PAGES, BlockMover, pages_of};
 use super::counters::MemoryCounters;
 use super::history::FREE_HISTORY;
 use super::shell::{PAGE_SHIFT, SharedMemory};
@@ -23,22 +22,25 @@ const WINDOW_PAGES: usize = 16;
 const COLD: u8 = 0x3f;
 
 impl SharedMemory {
-    /// From now on faults of vCPUs make blocks wanted, and `wanted` is called for each of them, by
-    /// the thread that faulted. Once.
-    pub fn exchange(&self, wanted: Box<dyn Fn() + Send + Sync>) {
+    /// From now on faults of vCPUs make blocks wanted. Once.
+    pub fn exchange_by(&self, mover: Box<dyn BlockMover>) {
         // Only the first counts.
-        let _ = self.exchange.wanted.set(wanted);
-        self.exchange.is_on.store(true, Ordering::Relaxed);
+        let _ = self.exchange.mover.set(mover);
     }
 
-    /// A vCPU waited for a page of another slice.
-    pub(super) fn count_for_exchange(&self, page: u64) {
-        if !self.exchange.is_on.load(Ordering::Relaxed) || self.homes.manages(page) {
+    /// A vCPU waited for a page that `from` served.
+    pub(super) fn count_for_exchange(&self, page: u64, from: Option<usize>) {
+        let mover = self.exchange.mover.get();
+        let Some((mover, from)) = mover.zip(from) else {
+            return;
+        };
+        if self.homes.manages(page) || !mover.gives(from) {
             return;
         }
-        let is_wanted = self.exchange.blocks().fault(page / BLOCK_PAGES, self.now());
-        if let (true, Some(wanted)) = (is_wanted, self.exchange.wanted.get()) {
-            wanted();
+        let now = self.now();
+        let is_wanted = self.exchange.blocks().fault(page / BLOCK_PAGES, now);
+        if is_wanted {
+            mover.wanted();
         }
     }
 
@@ -56,22 +58,28 @@ impl SharedMemory {
 
     /// The block of this slice that was used least, if one was not used lately. Each is told once.
     pub fn take_cold(&self) -> Option<Range<u64>> {
+        match self.has_cold() {
+            true => self.exchange.blocks().cold.pop().map(pages_of),
+            false => None,
+        }
+    }
+
+    /// Whether there is one. The thread that drains alone calls this.
+    pub fn has_cold(&self) -> bool {
         let now = self.now();
         if self.exchange.blocks().must_look(now) {
             let found = self.cold_blocks();
             self.exchange.blocks().found(found, now);
         }
         loop {
-            let block = self.exchange.blocks().cold.pop()?;
-            if self.is_cold(block) {
-                return Some(pages_of(block));
+            let last = self.exchange.blocks().cold.last().copied();
+            match last {
+                None => return false,
+                Some(block) if self.is_cold(block) => return true,
+                // It was used since.
+                Some(_) => drop(self.exchange.blocks().cold.pop()),
             }
         }
-    }
-
-    /// It is the next that [`SharedMemory::take_cold`] tells.
-    pub fn put_cold_back(&self, pages: &Range<u64>) {
-        self.exchange.blocks().cold.push(pages.start / BLOCK_PAGES);
     }
 
     fn is_cold(&self, block: u64) -> bool {
@@ -137,8 +145,8 @@ impl SharedMemory {
         self.rights.absent() > 0
     }
 
-    /// By consecutive parts of `part_pages` pages, how many have memory here; all of them where that is
-    /// not known.
+    /// By consecutive parts of `part_pages` pages, how many have memory here; all of them where that
+    /// is not known.
     pub(super) fn populated_pages(&self, part_pages: u64) -> Vec<u64> {
         let parts = (self.end >> PAGE_SHIFT).div_ceil(part_pages) as usize;
         let Ok(ranges) = self.ram().populated() else {

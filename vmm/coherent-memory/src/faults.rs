@@ -84,7 +84,7 @@ impl SharedMemory {
         self.counters.count_wait(waited, asking, installing);
         if let Some(asker) = asker {
             self.vcpu_counts.count(asker.vcpu, waited_ns);
-            self.count_for_exchange(page);
+            self.count_for_exchange(page, thread.server());
             let fault = ServedFault {
                 vcpu: asker.vcpu,
                 page,

@@ -74,7 +74,7 @@ mod trace;
 mod waiter;
 mod wakeup;
 
-pub use blocks::BLOCK_PAGES;
+pub use blocks::{BLOCK_PAGES, BlockMover};
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
 pub use history::HistoryRun;
 pub use membership::MembershipError;

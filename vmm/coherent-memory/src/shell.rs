@@ -30,7 +30,7 @@ use weft_dsm::{Config, ManagerOf, NodeId, PAGE_BYTES};
 use weft_vcpu::{Access, Memory};
 use weft_wire::Header;
 
-use super::blocks::Exchange;
+use super::blocks::ExchangedBlocks;
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::history::PageHistory;
 use super::notifier::MmuNotifier;
@@ -78,7 +78,7 @@ pub struct SharedMemory {
     pub(super) pins: Arc<Pins>,
     /// Nothing else is locked meanwhile.
     pub(super) history: Mutex<PageHistory>,
-    pub(super) exchange: Exchange,
+    pub(super) exchange: ExchangedBlocks,
     state: Mutex<State>,
     /// Where absent pages are, while there are any.
     pub(super) absent: RwLock<Sources>,
@@ -142,7 +142,7 @@ impl SharedMemory {
             rights,
             pins,
             history: Mutex::new(PageHistory::new(pages)),
-            exchange: Exchange::default(),
+            exchange: ExchangedBlocks::default(),
             state: Mutex::new(State::new(controller)),
             absent: RwLock::default(),
             awaited: Mutex::default(),

@@ -382,11 +382,11 @@ impl Handle {
     ) -> Result<Released, Refusal> {
         let slice = self.several(RELEASE)?;
         let _paused = PausedExchanges::new(slice);
-        self.release_counted(processes, node, job)
+        self.release_paused(processes, node, job)
     }
 
     /// The same, while no pages are exchanged.
-    pub(super) fn release_counted(
+    pub(super) fn release_paused(
         &self,
         processes: &dyn NodeProcesses,
         node: usize,

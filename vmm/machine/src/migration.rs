@@ -487,7 +487,7 @@ impl Course<'_> {
             let released = match check_release(self.slice, node) {
                 Ok(()) => {
                     let job = Job::default();
-                    let done = self.handle.release_counted(self.processes, node, &job);
+                    let done = self.handle.release_paused(self.processes, node, &job);
                     done.map_err(|refusal| refusal.to_string())
                 }
                 Err(reason) => Err(reason),
@@ -548,7 +548,7 @@ impl Course<'_> {
         }
         for node in self.joined.iter().rev() {
             self.handle
-                .release_counted(self.processes, *node, &Job::default())?;
+                .release_paused(self.processes, *node, &Job::default())?;
         }
         Ok(())
     }

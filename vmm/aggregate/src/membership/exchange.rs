@@ -21,9 +21,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use weft_coherent_memory::{BLOCK_PAGES, DrainTarget, SharedMemory};
+use weft_coherent_memory::{BLOCK_PAGES, BlockMover, DrainTarget, SharedMemory};
 use weft_dsm::NodeId;
 
 use super::Membership;
@@ -53,7 +54,7 @@ pub(super) struct Exchanges {
 
 /// The next thing to do.
 #[derive(Debug, PartialEq)]
-pub(super) enum Step {
+pub(super) enum ExchangeStep {
     /// Answer that there are no pages.
     Refuse(usize),
     Give(usize, Range<u64>),
@@ -65,11 +66,11 @@ pub(super) enum Step {
 
 impl Exchanges {
     /// What to do next; `has_vcpus`: the slice has some.
-    fn next(&mut self, has_vcpus: bool, now: Instant) -> Option<Step> {
+    fn next(&mut self, has_vcpus: bool, now: Instant) -> Option<ExchangeStep> {
         if let Some((to, pages)) = self.requests.pop_front() {
             return Some(match self.is_paused || has_vcpus {
-                true => Step::Refuse(to),
-                false => Step::Give(to, pages),
+                true => ExchangeStep::Refuse(to),
+                false => ExchangeStep::Give(to, pages),
             });
         }
         if self.is_paused {
@@ -77,9 +78,9 @@ impl Exchanges {
         }
         if let Some((to, pages)) = self.owed.first_key_value() {
             let may_look = self.looks_again.is_none_or(|time| now >= time);
-            return may_look.then_some(Step::GiveBack(*to, *pages));
+            return may_look.then_some(ExchangeStep::GiveBack(*to, *pages));
         }
-        (self.asked.is_none() && std::mem::take(&mut self.is_wanting)).then_some(Step::Ask)
+        (self.asked.is_none() && std::mem::take(&mut self.is_wanting)).then_some(ExchangeStep::Ask)
     }
 
     /// Until when there is nothing to do, at the latest.
@@ -128,11 +129,27 @@ impl Exchanges {
     }
 }
 
+/// The thread that moves pages, as the memory sees it.
+struct Mover(Weak<Membership>);
+
+impl BlockMover for Mover {
+    fn gives(&self, slice: usize) -> bool {
+        let membership = self.0.upgrade();
+        membership.is_some_and(|membership| !membership.has_vcpus(slice))
+    }
+
+    fn wanted(&self) {
+        if let Some(membership) = self.0.upgrade() {
+            membership.moves().exchanges.is_wanting = true;
+            membership.ordered.notify_all();
+        }
+    }
+}
+
 impl Membership {
-    /// vCPUs here want a block.
-    pub(in crate::membership) fn want_blocks(&self) {
-        self.moves().exchanges.is_wanting = true;
-        self.ordered.notify_all();
+    /// From now on pages are exchanged that vCPUs here fetch.
+    pub(crate) fn exchange(self: &Arc<Self>, memory: &SharedMemory) {
+        memory.exchange_by(Box::new(Mover(Arc::downgrade(self))));
     }
 
     /// A slice wants pages of this one.
@@ -172,21 +189,21 @@ impl Membership {
     }
 
     /// What the thread that moves pages does next, if nothing was ordered.
-    pub(super) fn next_exchange(&self, exchanges: &mut Exchanges) -> Option<Step> {
+    pub(super) fn next_exchange(&self, exchanges: &mut Exchanges) -> Option<ExchangeStep> {
         exchanges.next(self.has_vcpus(self.number), Instant::now())
     }
 
-    pub(super) fn do_exchange(&self, memory: &SharedMemory, step: Step) {
+    pub(super) fn do_exchange(&self, memory: &SharedMemory, step: ExchangeStep) {
         match step {
-            Step::Refuse(to) => self.say_given(to, 0),
-            Step::Give(to, pages) => {
+            ExchangeStep::Refuse(to) => self.say_given(to, 0),
+            ExchangeStep::Give(to, pages) => {
                 let given = match memory.has_absent() {
                     true => 0,
                     false => self.give(memory, to, pages, BLOCK_PAGES),
                 };
                 self.say_given(to, given);
             }
-            Step::GiveBack(to, owed) => {
+            ExchangeStep::GiveBack(to, owed) => {
                 let Some(pages) = memory.take_cold() else {
                     self.moves().exchanges.looks_again = Some(Instant::now() + COLD_LOOK);
                     return;
@@ -194,7 +211,7 @@ impl Membership {
                 let given = self.give(memory, to, pages, owed);
                 self.moves().exchanges.gave_back(to, given);
             }
-            Step::Ask => self.ask(memory),
+            ExchangeStep::Ask => self.ask(memory),
         }
     }
 
@@ -208,11 +225,10 @@ impl Membership {
             if manager == self.number || self.has_vcpus(manager) {
                 continue;
             }
-            let Some(cold) = memory.take_cold() else {
+            if !memory.has_cold() {
                 // Later faults want it again.
                 return;
-            };
-            memory.put_cold_back(&cold);
+            }
             self.moves().exchanges.asked = Some(manager);
             let (first, count) = (pages.start, pages.end - pages.start);
             let wanted = SliceMessage::WantsPages { first, count };
@@ -247,7 +263,10 @@ mod tests {
             is_wanting: true,
             ..Exchanges::default()
         };
-        assert_eq!(exchanges.next(true, Instant::now()), Some(Step::Ask));
+        assert_eq!(
+            exchanges.next(true, Instant::now()),
+            Some(ExchangeStep::Ask)
+        );
         exchanges.asked = Some(2);
         exchanges
     }
@@ -259,16 +278,22 @@ mod tests {
         exchanges.is_wanting = true;
         assert_eq!(exchanges.next(true, now), None, "it waits for the answer");
         exchanges.given(2, 60).unwrap();
-        assert_eq!(exchanges.next(true, now), Some(Step::GiveBack(2, 60)));
+        assert_eq!(
+            exchanges.next(true, now),
+            Some(ExchangeStep::GiveBack(2, 60))
+        );
         exchanges.gave_back(2, 40);
         exchanges.looks_again = Some(now + COLD_LOOK);
         assert_eq!(exchanges.next(true, now), None, "nothing is cold");
         assert_eq!(exchanges.due(now), Some(COLD_LOOK));
         let later = now + COLD_LOOK;
-        assert_eq!(exchanges.next(true, later), Some(Step::GiveBack(2, 20)));
+        assert_eq!(
+            exchanges.next(true, later),
+            Some(ExchangeStep::GiveBack(2, 20))
+        );
         exchanges.gave_back(2, 20);
         assert_eq!(exchanges.due(now), None);
-        assert_eq!(exchanges.next(true, now), Some(Step::Ask));
+        assert_eq!(exchanges.next(true, now), Some(ExchangeStep::Ask));
         assert_eq!(exchanges.next(true, now), None);
     }
 
@@ -276,7 +301,10 @@ mod tests {
     fn a_refusal_costs_nothing() {
         let mut exchanges = asks();
         exchanges.given(2, 0).unwrap();
-        assert_eq!(exchanges.next(true, Instant::now()), Some(Step::Ask));
+        assert_eq!(
+            exchanges.next(true, Instant::now()),
+            Some(ExchangeStep::Ask)
+        );
     }
 
     #[test]
@@ -288,9 +316,9 @@ mod tests {
             exchanges.request(3, 64..128).unwrap();
             exchanges.next(has_vcpus, now)
         };
-        assert_eq!(asked(false, false), Some(Step::Give(3, 64..128)));
-        assert_eq!(asked(true, false), Some(Step::Refuse(3)));
-        assert_eq!(asked(false, true), Some(Step::Refuse(3)));
+        assert_eq!(asked(false, false), Some(ExchangeStep::Give(3, 64..128)));
+        assert_eq!(asked(true, false), Some(ExchangeStep::Refuse(3)));
+        assert_eq!(asked(false, true), Some(ExchangeStep::Refuse(3)));
         exchanges.is_wanting = true;
         exchanges.owed.insert(3, 7);
         assert_eq!(exchanges.next(false, now), None);

@@ -257,17 +257,7 @@ impl Membership {
     }
 
     fn has_vcpus(&self, slice: usize) -> bool {
-        !self.locations.at(slice).is_empty()
-    }
-
-    /// From now on pages are exchanged that vCPUs here fetch.
-    pub(super) fn exchange(self: &Arc<Self>, memory: &SharedMemory) {
-        let membership = Arc::downgrade(self);
-        memory.exchange(Box::new(move || {
-            if let Some(membership) = membership.upgrade() {
-                membership.want_blocks();
-            }
-        }));
+        self.locations.has_any(slice)
     }
 
     pub(super) fn drain_report(&self) -> DrainReport {

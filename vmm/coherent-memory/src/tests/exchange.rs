@@ -9,7 +9,7 @@ use weft_vcpu::{Access, Asker, Memory, Purpose};
 
 use super::membership::StopsThreads;
 use super::{PAGE, RAM, Rig};
-use crate::BLOCK_PAGES;
+use crate::{BLOCK_PAGES, BlockMover};
 
 const PAGES: u64 = RAM / PAGE;
 const HALF: u64 = PAGES / 2;
@@ -30,6 +30,19 @@ fn rig() -> Rig {
     Rig::new(3, ManagerOf::Ranges(Ranges::new(&ends).unwrap()))
 }
 
+/// Slice 1 gives blocks.
+struct Mover(Arc<AtomicU64>);
+
+impl BlockMover for Mover {
+    fn gives(&self, slice: usize) -> bool {
+        slice == 1
+    }
+
+    fn wanted(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 fn block(number: u64) -> std::ops::Range<u64> {
     number * BLOCK_PAGES..(number + 1) * BLOCK_PAGES
 }
@@ -48,10 +61,7 @@ fn a_block_that_a_vcpu_fetches_comes_and_a_cold_one_goes() {
         panic!("three slices");
     };
     let calls = Arc::new(AtomicU64::new(0));
-    let counted = calls.clone();
-    here.exchange(Box::new(move || {
-        counted.fetch_add(1, Ordering::SeqCst);
-    }));
+    here.exchange_by(Box::new(Mover(calls.clone())));
     let use_page = |page: u64| {
         here.acquire_for(page * PAGE, Access::Write, &VCPU).unwrap();
         here.unpin(page * PAGE);

@@ -171,6 +171,12 @@ impl Locations {
         (0..self.cpus()).filter(is_there).collect()
     }
 
+    /// Whether a slice has a vCPU.
+    pub fn has_any(&self, slice: usize) -> bool {
+        let mut places = (0..self.cpus()).filter_map(|vcpu| self.of(vcpu));
+        places.any(|location| location.slice == slice)
+    }
+
     /// Whether `location` is the next of a vCPU's entry; `Ok(false)` if the entry is at least
     /// as new. The caller holds the lock under which entries change.
     ///
