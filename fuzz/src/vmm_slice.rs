@@ -8,9 +8,7 @@ use crate::random::Random;
 use weft_aggregate::Placement;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_aggregate::message::SliceMessage;
-use weft_aggregate::remote_devices::net::{
-    FrameQueue, FrameSender, PairWay, RemotePort, Switch, window,
-};
+use weft_aggregate::remote_devices::net::{FrameQueue, FrameSender, RemotePort, Switch, window};
 use weft_aggregate::{page_history, working_set};
 use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
@@ -227,18 +225,9 @@ impl Link for Kept {
 pub fn frames(input: &[u8]) {
     let window = window(1);
     let kept = Kept::default();
-    let kinds = vec![
-        PairWay {
-            is_here: true,
-            sender: None,
-        },
-        PairWay {
-            is_here: false,
-            sender: Some(Arc::new(Nobody)),
-        },
-    ];
+    let servers: Vec<Option<Arc<dyn FrameSender>>> = vec![None, Some(Arc::new(Nobody))];
     let gone = Box::new(|_: &io::Error| {});
-    let switch = Switch::new(Box::new(kept.clone()), kinds, window, gone).expect("a descriptor");
+    let switch = Switch::new(Box::new(kept.clone()), servers, window, gone).expect("a descriptor");
     let queue = FrameQueue::new(window).expect("a descriptor");
     let taken = switch.put(1, input);
     assert_eq!(taken, queue.put(input.to_vec()));

@@ -92,25 +92,7 @@ fn begin(
 ) -> Result<Begun, DeviceSetupError> {
     let owner = network.slice() as usize;
     let mut options = options((list, switches), number, network);
-    let pairs = pairs(list);
-    let bypass = QueuePlacement::new(slice.locations(), owner, network.data_path(), pairs, 2);
-    let among = (0..pairs).any(|pair| bypass.server(pair) != owner);
-    // Of a machine that began on one node: whichever has the vCPUs then may serve it.
-    let began_alone = slice.placement().slices() == 1 && slice.joins();
-    let is_bypass = network.data_path() == DataPath::Bypass;
-    let open_to_all = began_alone && is_bypass && owner == PRIMARY && options.pairs == 1;
-    let placement = if open_to_all {
-        QueuePlacement::open(owner, 2)
-    } else if among {
-        options.pairs = pairs;
-        bypass
-    } else {
-        if owner != PRIMARY {
-            // The queue that asks for more pairs would be served apart from them.
-            options.pairs = 1;
-        }
-        QueuePlacement::new(slice.locations(), owner, DataPath::Dsm, options.pairs, 2)
-    };
+    let placement = place(slice, network, pairs(list), &mut options.pairs);
     let open = match owner == slice.number() {
         false => None,
         true if placement.is_shared() => Some(Here::Among(Net::open_one_link(&options)?)),
@@ -130,6 +112,27 @@ fn begin(
         pairs,
         open,
     })
+}
+
+/// Which slices may serve a network of a machine that has `wanted` pairs for its vCPUs. `pairs`: as
+/// many as it has where one slice serves it, and then as many as it has.
+fn place(slice: &Slice, network: &Network, wanted: u16, pairs: &mut u16) -> QueuePlacement {
+    let owner = network.slice() as usize;
+    let (locations, path) = (slice.locations(), network.data_path());
+    let began_alone = slice.placement().slices() == 1 && slice.joins();
+    if began_alone && path == DataPath::Bypass && owner == PRIMARY && *pairs == 1 {
+        return QueuePlacement::open(owner, 2);
+    }
+    let bypass = QueuePlacement::new(locations, owner, path, wanted, 2);
+    if bypass.is_shared() {
+        *pairs = wanted;
+        return bypass;
+    }
+    if owner != PRIMARY {
+        // The queue that asks for more pairs would be served apart from them.
+        *pairs = 1;
+    }
+    QueuePlacement::new(locations, owner, DataPath::Dsm, *pairs, 2)
 }
 
 /// The part that `slice` has in a network.

@@ -17,7 +17,7 @@ use weft_virtio::net::{FRAME_MAX, HEADER, Link, Usage};
 use weft_virtio::ring::Segment;
 
 use super::*;
-use crate::remote_devices::net::{FrameQueue, FrameSender, PairWay, RemotePort, Switch};
+use crate::remote_devices::net::{FrameQueue, FrameSender, RemotePort, Switch};
 use crate::remote_devices::queue_placement::QueuePlaces;
 use crate::remote_devices::{DataPath, QueuePlacement};
 
@@ -183,9 +183,9 @@ impl World {
                 port,
             }
         };
-        let pairs = (0..slices as u16).map(|pair| PairWay {
-            is_here: network.server(pair) == owners[1],
-            sender: (network.other_server(pair)).map(|slice| way(pair, (owners[1], slice))),
+        let pairs = (0..slices as u16).map(|pair| {
+            let server = network.server(pair);
+            (server != owners[1]).then(|| way(pair, (owners[1], server)))
         });
         let cable = Cable::default();
         let gone = Box::new(|error: &io::Error| panic!("{error}"));
@@ -403,7 +403,14 @@ impl World {
                     let is_here = group.to == to;
                     if to == self.owners[1] {
                         if self.mutant != Mutant::KeepsTheSwitch {
-                            self.switch.serve(group.group, is_here);
+                            let way = || -> Arc<dyn FrameSender> {
+                                Arc::new(Way {
+                                    pair: group.group,
+                                    ends: (to, group.to),
+                                    links: self.links.clone(),
+                                })
+                            };
+                            self.switch.serve(group.group, (!is_here).then(way));
                         }
                     } else if group.from == to || is_here {
                         self.begin_anew(to, group.group, group.from == to);

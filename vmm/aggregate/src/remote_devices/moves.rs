@@ -88,11 +88,11 @@ impl RemoteDevices {
             (switch, table.frames.get(&pair).cloned())
         });
         if let Some(switch) = switch {
-            switch.serve(moved.group, moved.to == self.number);
+            switch.serve(moved.group, self.server_sender(pair, moved.to));
         } else if let Some(frames) = frames {
             let left = frames.begin_anew();
             if moved.from == self.number {
-                let way = self.frame_sender(pair, Some(moved.to));
+                let way = self.frame_sender(pair, moved.to);
                 left.iter().for_each(|batch| way.frames(batch));
             }
         }

@@ -196,14 +196,10 @@ impl QueuePlaces {
     /// As it is if `slice` serves all that any may serve.
     pub fn open_at(&self, slice: usize) -> Servers {
         let mut servers = self.servers();
-        for (device, _) in self
-            .devices
-            .iter()
-            .filter(|(_, placement)| placement.is_open)
-        {
-            servers
-                .entry(*device)
-                .and_modify(|servers| servers.fill(slice));
+        for (placement, servers) in self.devices.values().zip(servers.values_mut()) {
+            if placement.is_open {
+                servers.fill(slice);
+            }
         }
         servers
     }
@@ -241,6 +237,13 @@ impl QueuePlaces {
                 if !placement.may_serve(*to, group) {
                     return Err(format!(
                         "node {to} cannot serve queue {group} of device {device}"
+                    ));
+                }
+                let owner = placement.owner;
+                if from != to && *from != owner && *to != owner {
+                    return Err(format!(
+                        "queue {group} of device {device} goes from node {from} to node {to} by \
+                         way of node {owner} only"
                     ));
                 }
                 if from != to {
@@ -344,6 +347,8 @@ mod tests {
         assert_eq!(places.place(1, &elsewhere).unwrap().len(), 1);
         assert_eq!(places.get(5).unwrap().server(0), 7);
         assert_eq!(places.without(7)[&5], [0]);
+        let refused = places.place(2, &places.open_at(3)).unwrap_err();
+        assert!(refused.contains("by way of node 0 only"), "{refused}");
     }
 
     #[test]

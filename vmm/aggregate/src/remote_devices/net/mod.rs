@@ -35,34 +35,25 @@ use crate::message::device::{self, Address, DeviceMessage};
 pub use frames::{BATCH_MAX, window};
 pub use front::NetworkFront;
 pub use port::{FrameQueue, FrameSender, RemotePort};
-pub use switch::{Gone, PairWay, Switch};
+pub use switch::{Gone, Switch};
 
 /// Sends frames between a queue pair and a network on two slices.
 struct PeerNet {
     pair: Address,
-    /// The slice at the other end; `None`: the one that serves the pair at the moment.
-    slice: Option<usize>,
+    /// The slice at the other end.
+    slice: usize,
     remote: Arc<RemoteDevices>,
-}
-
-impl PeerNet {
-    fn slice(&self) -> usize {
-        self.slice
-            .unwrap_or_else(|| self.remote.server_of_group(self.pair))
-    }
 }
 
 impl FrameSender for PeerNet {
     fn frames(&self, batch: &[u8]) {
         let header = device::frames(self.pair);
-        self.remote
-            .peers
-            .send_frame(self.slice(), &header, &[batch]);
+        self.remote.peers.send_frame(self.slice, &header, &[batch]);
     }
 
     fn taken(&self, bytes: u64) {
         let message = DeviceMessage::Taken { bytes };
-        self.remote.send(self.slice(), self.pair, message);
+        self.remote.send(self.slice, self.pair, message);
     }
 }
 
@@ -93,7 +84,7 @@ impl RemoteDevices {
             let queue = FrameQueue::new(window)?;
             let address = Address::new(device, pair);
             self.write(|table| table.frames.insert(address, queue.clone()));
-            let sender = self.frame_sender(address, Some(placement.owner()));
+            let sender = self.frame_sender(address, placement.owner());
             Ok(Some(
                 Box::new(RemotePort::new(sender, queue)) as Box<dyn Link>
             ))
@@ -104,7 +95,7 @@ impl RemoteDevices {
     pub(super) fn frame_sender(
         self: &Arc<Self>,
         pair: Address,
-        slice: Option<usize>,
+        slice: usize,
     ) -> Arc<dyn FrameSender> {
         let remote = self.clone();
         Arc::new(PeerNet {
@@ -112,6 +103,15 @@ impl RemoteDevices {
             slice,
             remote,
         })
+    }
+
+    /// The way to the slice that serves a pair of a network that is here, if that is another.
+    pub(super) fn server_sender(
+        self: &Arc<Self>,
+        pair: Address,
+        server: usize,
+    ) -> Option<Arc<dyn FrameSender>> {
+        (server != self.number).then(|| self.frame_sender(pair, server))
     }
 
     /// Starts the switch of a network that is here.
@@ -122,21 +122,17 @@ impl RemoteDevices {
         link: Box<dyn Link>,
         window: usize,
     ) -> io::Result<Arc<Switch>> {
-        let way = |pair| PairWay {
-            is_here: placement.server(pair) == self.number,
-            sender: match placement.is_open() {
-                true => Some(self.frame_sender(Address::new(device, pair), None)),
-                false => (placement.other_server(pair))
-                    .map(|slice| self.frame_sender(Address::new(device, pair), Some(slice))),
-            },
+        let server = |pair| {
+            let address = Address::new(device, pair);
+            self.server_sender(address, placement.server(pair))
         };
         let remote = self.clone();
         let gone = Box::new(move |error: &io::Error| {
             eprintln!("weft: net{device}: the network failed: {error}");
             remote.unplug(device);
         });
-        let pairs = (0..placement.groups()).map(way).collect();
-        let switch = Switch::new(link, pairs, window, gone)?;
+        let servers = (0..placement.groups()).map(server).collect();
+        let switch = Switch::new(link, servers, window, gone)?;
         self.write(|table| table.switches.insert(device, switch.clone()));
         let thread = switch.clone();
         let name = format!("weft-net{device}");

@@ -47,14 +47,6 @@ const LOOK_MS: i32 = 500;
 const WAKE: u64 = 0;
 const LINK: u64 = 1;
 
-/// How a pair reaches the switch.
-pub struct PairWay {
-    /// It is served on this slice.
-    pub is_here: bool,
-    /// To the other slice that may serve it.
-    pub sender: Option<Arc<dyn FrameSender>>,
-}
-
 /// Is called with the reason when the link is gone.
 pub type Gone = Box<dyn Fn(&io::Error) + Send + Sync>;
 
@@ -88,8 +80,8 @@ struct LocalPort {
 
 /// Frames for a pair that another slice serves.
 struct PeerPort {
-    /// It serves it now. Otherwise nothing is sent.
-    is_served: bool,
+    /// To that slice; `None`: no other serves it now, and nothing is sent.
+    server: Option<Arc<dyn FrameSender>>,
     /// Batches that were not sent yet; the last may grow.
     batches: VecDeque<Vec<u8>>,
     bytes: usize,
@@ -98,9 +90,9 @@ struct PeerPort {
 }
 
 impl PeerPort {
-    fn new(window: usize, is_served: bool) -> Self {
+    fn new(window: usize, server: Option<Arc<dyn FrameSender>>) -> Self {
         Self {
-            is_served,
+            server,
             batches: VecDeque::new(),
             bytes: 0,
             credit: Credit::new(window),
@@ -116,29 +108,26 @@ struct HerePort {
 
 struct FarPort {
     peer: Mutex<PeerPort>,
-    sender: Arc<dyn FrameSender>,
 }
 
 /// A queue pair: its queue here and the link to its queue elsewhere; one of them is used at a time.
 struct Port {
     here: HerePort,
-    far: Option<FarPort>,
+    far: FarPort,
     is_here: AtomicBool,
 }
 
 impl Port {
-    fn new(way: PairWay, window: usize) -> io::Result<Self> {
-        let is_served = !way.is_here;
+    fn new(server: Option<Arc<dyn FrameSender>>, window: usize) -> io::Result<Self> {
         Ok(Self {
             here: HerePort {
                 local: Mutex::default(),
                 arrived: EventFd::new(EFD_NONBLOCK)?,
             },
-            far: way.sender.map(|sender| FarPort {
-                peer: Mutex::new(PeerPort::new(window, is_served)),
-                sender,
-            }),
-            is_here: AtomicBool::new(way.is_here),
+            is_here: AtomicBool::new(server.is_none()),
+            far: FarPort {
+                peer: Mutex::new(PeerPort::new(window, server)),
+            },
         })
     }
 
@@ -148,7 +137,7 @@ impl Port {
 
     /// The way to the slice that serves the pair, if that is another one.
     fn far(&self) -> Option<&FarPort> {
-        self.far.as_ref().filter(|_| !self.is_here())
+        (!self.is_here()).then_some(&self.far)
     }
 }
 
@@ -162,18 +151,18 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Over this link, with a port for each pair; what is under way to and from
-    /// another slice is at most `window` bytes.
+    /// Over this link, with a port for each pair: with the way to the slice that serves it, if that
+    /// is another. What is under way to and from another slice is at most `window` bytes.
     ///
     /// # Errors
     /// No descriptors left.
     pub fn new(
         link: Box<dyn Link>,
-        pairs: Vec<PairWay>,
+        servers: Vec<Option<Arc<dyn FrameSender>>>,
         window: usize,
         gone: Gone,
     ) -> io::Result<Arc<Self>> {
-        let port = |way| Port::new(way, window);
+        let port = |server| Port::new(server, window);
         Ok(Arc::new(Self {
             uplink: Mutex::new(Uplink {
                 link,
@@ -183,7 +172,7 @@ impl Switch {
                 news: false,
                 down: false,
             }),
-            ports: pairs.into_iter().map(port).collect::<io::Result<_>>()?,
+            ports: servers.into_iter().map(port).collect::<io::Result<_>>()?,
             window,
             wake: EventFd::new(EFD_NONBLOCK)?,
             over: AtomicBool::new(false),
@@ -200,9 +189,9 @@ impl Switch {
         })
     }
 
-    /// A pair is served here from now on, or else on its other slice. The pair stands, and
-    /// nothing of it is on its way from there. What waits for it goes along.
-    pub fn serve(&self, pair: u16, here: bool) {
+    /// A pair is served by another slice from now on, or here. The pair stands, and nothing of it
+    /// is on its way from where it was. What waits for it goes along.
+    pub fn serve(&self, pair: u16, server: Option<Arc<dyn FrameSender>>) {
         let Some(port) = self.ports.get(usize::from(pair)) else {
             return;
         };
@@ -216,16 +205,14 @@ impl Switch {
             waiting.append(&mut local.frames);
             (local.bytes, local.returned) = (0, 0);
         }
-        if let Some(far) = &port.far {
-            let mut peer = lock(&far.peer);
-            let before = std::mem::replace(&mut *peer, PeerPort::new(self.window, !here));
-            drop(peer);
-            for batch in &before.batches {
-                let mut rest = &batch[..];
-                waiting.extend(std::iter::from_fn(|| frames::next(&mut rest)).map(<[u8]>::to_vec));
-            }
+        let is_here = server.is_none();
+        let anew = PeerPort::new(self.window, server);
+        let before = std::mem::replace(&mut *lock(&port.far.peer), anew);
+        for batch in &before.batches {
+            let mut rest = &batch[..];
+            waiting.extend(std::iter::from_fn(|| frames::next(&mut rest)).map(<[u8]>::to_vec));
         }
-        port.is_here.store(here, Ordering::SeqCst);
+        port.is_here.store(is_here, Ordering::SeqCst);
         for frame in waiting {
             self.queue(pair, &frame);
         }
@@ -272,11 +259,9 @@ impl Switch {
                 local.frames.clear();
                 (local.bytes, local.returned) = (0, 0);
             }
-            if let Some(far) = &port.far {
-                let mut peer = lock(&far.peer);
-                peer.batches.clear();
-                peer.bytes = 0;
-            }
+            let mut peer = lock(&port.far.peer);
+            peer.batches.clear();
+            peer.bytes = 0;
         }
     }
 
@@ -536,7 +521,7 @@ impl FarPort {
     fn queue(&self, frame: &[u8]) {
         let mut peer = lock(&self.peer);
         let bytes = cost(frame.len());
-        if !peer.is_served || peer.bytes + bytes > QUEUE_MAX {
+        if peer.server.is_none() || peer.bytes + bytes > QUEUE_MAX {
             return;
         }
         peer.bytes += bytes;
@@ -558,7 +543,10 @@ impl FarPort {
     /// order; it never waits for the peer.
     fn send_on(&self) {
         let mut peer = lock(&self.peer);
-        while let Some(batch) = peer.batches.front().filter(|_| peer.is_served) {
+        let Some(server) = peer.server.clone() else {
+            return;
+        };
+        while let Some(batch) = peer.batches.front() {
             let bytes = batch.len();
             if !peer.credit.has_room(bytes) {
                 return;
@@ -566,7 +554,7 @@ impl FarPort {
             if let Some(batch) = peer.batches.pop_front() {
                 peer.credit.send(bytes);
                 peer.bytes -= bytes;
-                self.sender.frames(&batch);
+                server.frames(&batch);
             }
         }
     }
@@ -575,8 +563,9 @@ impl FarPort {
     /// under the lock, so that it hears of none once it serves the pair no more.
     fn done_with(&self, bytes: usize) {
         let mut peer = lock(&self.peer);
-        if let Some(bytes) = peer.debt.take(bytes).filter(|_| peer.is_served) {
-            self.sender.taken(bytes);
+        let owed = peer.debt.take(bytes);
+        if let Some((bytes, server)) = owed.zip(peer.server.as_ref()) {
+            server.taken(bytes);
         }
     }
 }

@@ -12,7 +12,7 @@ use weft_virtio::ring::{Segment, copy_out, total};
 
 use super::*;
 use crate::devices::DataPath;
-use crate::remote_devices::net::{BATCH_MAX, PairWay, Switch, window};
+use crate::remote_devices::net::{BATCH_MAX, Switch, window};
 
 const HEADER: usize = 12;
 /// Where the headers of frames say that they leave the checksum to the other side.
@@ -337,12 +337,8 @@ fn a_cable_that_is_out_is_seen() {
 fn lone_switch() -> (std::sync::Arc<Switch>, UnixDatagram) {
     let (near, far) = UnixDatagram::pair().unwrap();
     near.set_nonblocking(true).unwrap();
-    let pair = PairWay {
-        is_here: true,
-        sender: None,
-    };
     let gone = Box::new(|error: &io::Error| panic!("{error}"));
-    let switch = Switch::new(Box::new(Cable(near)), vec![pair], window(20), gone);
+    let switch = Switch::new(Box::new(Cable(near)), vec![None], window(20), gone);
     (switch.unwrap(), far)
 }
 
