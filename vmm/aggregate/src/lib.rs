@@ -17,7 +17,7 @@
 //! | `dispatcher` | takes a received message to its component |
 //! | `registers` | devices of other slices |
 //! | `serial` | the serial port and its console, on two slices |
-//! | `saved_files`, `unread_pages`, `pages_server`, `host_files` | checkpoints of slices on other hosts |
+//! | `slice_files`, `saved_files`, `unread_pages`, `pages_server`, `host_files` | checkpoints of slices on other hosts |
 //! | `disk_copies` | copies of disks that go to another host with their machine |
 //! | `commands` | what the primary asks of secondaries |
 //! | `pending_requests` | requests that have no reply yet |
@@ -35,7 +35,7 @@
 //!
 //! Threads of a slice: for each number that a slice may have one that reads its link and one
 //! that sends what the kernel did not take at once; one that beats; one for deferred
-//! pages; one that drains; one that does what others ask of the devices here, and one for their
+//! pages; one that moves pages to other slices; one that does what others ask of the devices here, and one for their
 //! checkpoints; one that corrects the clock while the timekeeper is on another host; on a secondary one that takes
 //! commands; where KVM runs the vCPUs one that handles their faults; those of queues and
 //! disks.
@@ -64,6 +64,7 @@ mod room;
 mod saved_files;
 mod serial;
 mod settle;
+mod slice_files;
 mod stop;
 mod time;
 pub mod time_role;
@@ -72,8 +73,6 @@ mod unread_pages;
 mod vcpu_moves;
 mod window;
 
-use std::collections::BTreeSet;
-use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -100,7 +99,7 @@ pub use host_files::{HostFile, HostFiles};
 use membership::Membership;
 use message::device::{self, DeviceMessage};
 use message::{SliceMessage, Space};
-use pages_server::{Adopter, PagesServer};
+use pages_server::PagesServer;
 pub use peers::Peers;
 use pending_requests::PendingRequests;
 pub use placement::{
@@ -124,7 +123,7 @@ use unread_pages::UnreadPages;
 pub use vcpu_moves::working_set;
 pub use vcpu_moves::{MoveError, MoveTimes, MovedVcpu, VcpuMoves, VcpuSite};
 use weft_coherent_memory::mapping::GuestMapping;
-use weft_coherent_memory::{Budget, PageFiles, SharedMemory, SharedMemoryOptions};
+use weft_coherent_memory::{Budget, SharedMemory, SharedMemoryOptions};
 
 /// The slice that loads the kernel and owns the machine's life.
 pub const PRIMARY: usize = 0;
@@ -420,67 +419,6 @@ impl Slice {
     /// while that is not known. None: they are in no port, and on the way to none.
     pub fn typed_before(&self, bytes: &[u8]) -> Option<usize> {
         self.keyboard.typed_before(bytes)
-    }
-
-    /// On a secondary that has no way to its file of a checkpoint: the file at slice 0.
-    pub fn remote_file(&self) -> RemoteFile {
-        RemoteFile::new(self.remote_access())
-    }
-
-    /// On slice 0: what `slice` writes to its [`RemoteFile`] goes here.
-    pub fn receive_saved(&self, slice: usize, file: File) {
-        let memory_bytes = self.placement.memory_bytes();
-        self.saved_files.open(slice, file, memory_bytes);
-    }
-
-    /// On slice 0: all that slices on other hosts save has come, or is not wanted.
-    pub fn close_saved(&self) {
-        self.saved_files.close();
-    }
-
-    /// On slice 0: begins a copy of its disk on `slice`, which has a file for that.
-    pub fn copy_disk(&self, slice: usize, disk: u8) -> DiskCopy {
-        DiskCopy::new(self.remote_access(), slice, disk)
-    }
-
-    /// Files that the daemon of this slice's host opened.
-    pub fn host_files(&self) -> &HostFiles {
-        &self.host_files
-    }
-
-    /// These slices read pages of a checkpoint from files here, and this one may.
-    pub fn serve_pages(&self, source: Arc<dyn PageFiles>, readers: BTreeSet<usize>) {
-        self.pages_server.begin(source, readers);
-    }
-
-    /// Slice 0 has told this slice of all its pages of a checkpoint.
-    pub fn knows_pages(&self) {
-        self.pages_server.end_own();
-    }
-
-    /// On slice 0: a slice, which may be this one, manages these pages, and reads them from
-    /// others, or from files on its host: those that it does not need at once in this order.
-    ///
-    /// # Errors
-    /// The slice did not take them.
-    pub fn tell_absent(&self, slice: usize, ranges: Vec<AbsentRange>) -> Result<(), String> {
-        let told = match slice == self.number {
-            true => self.adopter().adopt(ranges),
-            false => {
-                let told = self.remote_access().send_absent(slice, &ranges);
-                told.map_err(|error| error.to_string())
-            }
-        };
-        told.map_err(|error| format!("node {slice} did not take its memory: {error}"))
-    }
-
-    fn adopter(&self) -> Adopter {
-        Adopter {
-            number: self.number,
-            memory: self.memory.clone(),
-            pages_server: self.pages_server.clone(),
-            unread_pages: self.unread_pages.clone(),
-        }
     }
 
     fn remote_access(&self) -> RemoteAccess {
