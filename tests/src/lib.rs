@@ -29,6 +29,7 @@ pub mod case;
 pub mod cluster;
 pub mod context;
 pub mod corpus;
+pub mod counters;
 pub mod devices;
 pub mod ends;
 mod executable;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 use weft_tests::boot::{Disk, Images, Monitor};
+use weft_tests::counters;
 use weft_tests::namespace::{self, Star};
 
 use super::ping::{BOUND, CLIENT, LAUNCHER, Site, TAP, in_namespace};
@@ -123,12 +124,7 @@ impl Figures {
 
 /// Faults of vCPUs that other nodes have served so far, of the machine on the first host.
 fn remote_faults(site: &Site<'_>) -> Result<f64> {
-    let view = site.view(1, &["counters", "m"])?;
-    let counters = view["counters"].as_object().context("no counters")?;
-    let remote = counters.iter().filter(|(name, _)| {
-        name.starts_with("vcpu") && name.contains(".from") && name.ends_with(".faults")
-    });
-    Ok(remote.filter_map(|(_, count)| count.as_f64()).sum())
+    Ok(counters::remote_faults(&site.view(1, &["counters", "m"])?)? as f64)
 }
 
 /// A machine whose memcached is asked while it leaves: what was counted, remote faults in the last

@@ -11,6 +11,7 @@ use weft_dsm::controller::{Choice, Histogram, Homes, Rights, thresholds};
 use weft_dsm::history::{ChunkHistory, History};
 use weft_dsm::{CHUNK_PAGES, NodeId, Page};
 use weft_tests::boot::{Boot, Images, Monitor};
+use weft_tests::counters;
 use weft_tests::guest::{Ended, Guest};
 
 use crate::program::Place;
@@ -143,23 +144,15 @@ pub(super) fn grow_by_two(place: &Place, name: &str) -> Result<()> {
 
 /// Faults of the vCPU that other nodes served so far.
 pub(super) fn remote_faults(place: &Place, name: &str) -> Result<f64> {
-    let is_remote =
-        |counter: &str| counter.starts_with("vcpu0.from") && counter.ends_with(".faults");
-    counted(place, name, is_remote)
+    let view = place.ask_machine(&["counters", name])?;
+    Ok(counters::remote_faults(&view)? as f64)
 }
 
 /// How long the vCPU waited for pages so far, in seconds.
 pub(super) fn waited_s(place: &Place, name: &str) -> Result<f64> {
-    let waited_ns = counted(place, name, |counter| counter == "vcpu0.waited-ns")?;
-    Ok(waited_ns / 1e9)
-}
-
-/// The sum of these counters. One that is zero may be absent.
-fn counted(place: &Place, name: &str, is_wanted: impl Fn(&str) -> bool) -> Result<f64> {
     let view = place.ask_machine(&["counters", name])?;
-    let counters = view["counters"].as_object().context("no counters")?;
-    let wanted = counters.iter().filter(|(name, _)| is_wanted(name));
-    Ok(wanted.filter_map(|(_, count)| count.as_f64()).sum())
+    let waited_ns = counters::sum(&view, |counter| counter == "vcpu0.waited-ns")?;
+    Ok(waited_ns as f64 / 1e9)
 }
 
 /// What the program wrote, by its lines of that time.

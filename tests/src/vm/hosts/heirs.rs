@@ -12,6 +12,7 @@ use super::kills::{Kills, Victim};
 use super::migration::mode;
 use super::{HOME_USER, LEASE, LONG_BOUND, PEER_USER, Site, TAP, wait_until};
 use crate::aggregate::Copies;
+use crate::counters;
 
 /// By name: hosts beside the launcher's, and the test.
 pub(super) const CHECKS: [(&str, usize, Check); 4] = [
@@ -102,8 +103,8 @@ fn to_several_hosts(site: &mut Site<'_>) -> Result<String> {
     Ok(format!("{right}; stood for {stopped_us:?} us"))
 }
 
-/// A machine goes to two hosts and on to one, while another fetches files from it. On two hosts
-/// the node that has the vCPU serves the network, of which node 0 has the tap device.
+/// A machine goes to two hosts and on to one, while another host fetches files from it. On two
+/// hosts, node 0 has the tap device, and the node with the vCPU serves the network's queues.
 fn with_network(site: &mut Site<'_>) -> Result<String> {
     site.star.add_tap(0, TAP, 0)?;
     site.star.add_tap(1, TAP, HOME_USER)?;
@@ -127,15 +128,8 @@ fn with_network(site: &mut Site<'_>) -> Result<String> {
         })?;
         fetched += count;
         let view = site.ask_at(to[0], &["vm", "counters", "m", "--json"])?;
-        let counters = view["counters"].as_object().context("no counters")?;
-        let requests = counters
-            .iter()
-            .filter(|(name, _)| name.ends_with(".devices.requests"));
-        served.push(
-            requests
-                .filter_map(|(_, count)| count.as_u64())
-                .sum::<u64>(),
-        );
+        let of_others = |name: &str| name.ends_with(".devices.requests");
+        served.push(counters::sum(&view, of_others)?);
     }
     ensure!(
         served[0] > 0 && served[1] == 0,

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::growth::{HERE, ONE};
 use super::migration::judge_writes;
 use super::{BOUND, LONG_BOUND, Site};
+use crate::counters;
 use crate::guest::Guest;
 
 type Check = fn(&mut Site<'_>) -> Result<String>;
@@ -35,12 +36,7 @@ impl Site<'_> {
     /// Faults of vCPUs that other nodes served, while the program writes.
     fn remote_faults(&self) -> Result<u64> {
         let count = || -> Result<u64> {
-            let view = self.ask(&["vm", "counters", "m", "--json"])?;
-            let counters = view["counters"].as_object().context("no counters")?;
-            let remote = counters.iter().filter(|(name, _)| {
-                name.starts_with("vcpu") && name.contains(".from") && name.ends_with(".faults")
-            });
-            Ok(remote.filter_map(|(_, count)| count.as_u64()).sum())
+            counters::remote_faults(&self.ask(&["vm", "counters", "m", "--json"])?)
         };
         let before = count()?;
         std::thread::sleep(LOOK);
