@@ -29,7 +29,8 @@ use super::{SAVE_SECONDS_MAX, files};
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// How long a machine may take to answer, beside what it was given to stop.
 const ANSWER_BOUND: Duration = Duration::from_secs(35);
-/// Longest wait for daemons of up to 15 other hosts, each of which has 30 s, one after the other.
+/// Longest wait for a save's files on up to 15 other hosts. Their daemons are asked in turn, and
+/// each has 30 s to answer.
 const SAVE_FILES_BOUND: Duration = Duration::from_secs(15 * 30).saturating_add(ANSWER_BOUND);
 
 /// Why there is no answer, or no good one.
