@@ -104,6 +104,25 @@ impl<'a> Round<'a> {
         round
     }
 
+    /// The hosts that have to leave by then.
+    fn leaving_within(&self, ahead: Duration) -> BTreeSet<HostId> {
+        self.leaving_if(ahead, |host| self.takes(host))
+    }
+
+    /// The hosts that would have to leave by then, if each had its share of the machines. Without
+    /// those that have left it a host that ends has time again: it gets no machine back for that.
+    fn leaving_with_shares(&self, ahead: Duration) -> BTreeSet<HostId> {
+        let hosts = self.cluster.hosts.len() - self.leaving.len();
+        let share = self.goes_to.len().div_ceil(hosts.max(1)) as u32;
+        let takes = self.longest_bound().saturating_mul(share);
+        self.leaving_if(ahead, |_| takes)
+    }
+
+    fn longest_bound(&self) -> Duration {
+        let machines = self.goes_to.keys().map(|machine| self.bound(*machine));
+        machines.max().unwrap_or_default()
+    }
+
     fn machines_on(&self, host: HostId) -> Vec<MachineId> {
         let there = self.goes_to.iter().filter(|(_, at)| **at == host);
         there.map(|(machine, _)| *machine).collect()
@@ -121,9 +140,10 @@ impl<'a> Round<'a> {
         })
     }
 
-    /// The hosts that have to leave by then. Hosts that end one soon after the other share the
-    /// hosts that stay, and a host that stays takes one machine at a time.
-    fn leaving_within(&self, ahead: Duration) -> BTreeSet<HostId> {
+    /// The hosts that have to leave by then, where `takes` says how long that takes a host. Hosts
+    /// that end one soon after the other share the hosts that stay, and a host that stays takes
+    /// one machine at a time.
+    fn leaving_if(&self, ahead: Duration, takes: impl Fn(HostId) -> Duration) -> BTreeSet<HostId> {
         let mut leaving: BTreeSet<HostId> = BTreeSet::new();
         let mut ending = Vec::new();
         for (id, host) in &self.cluster.hosts {
@@ -139,7 +159,7 @@ impl<'a> Round<'a> {
         let longest = match self.cluster.one {
             // Several of its parts may be moving in one step.
             Some(_) => machines.fold(Duration::ZERO, Duration::saturating_add),
-            None => machines.max().unwrap_or_default(),
+            None => self.longest_bound(),
         };
         // From the last to the first: each has to be empty before its own end, and before those
         // that end later need the hosts that stay.
@@ -148,10 +168,8 @@ impl<'a> Round<'a> {
         for (place, (until, id)) in ending.iter().enumerate().rev() {
             let stay = (all - leaving.len()).saturating_sub(place + 1).max(1) as u32;
             let empty_at = until.saturating_sub(self.rules.margin);
-            let alone = empty_at.saturating_sub(self.takes(*id));
-            let crowded = empty_at
-                .min(last_start)
-                .saturating_sub(self.takes(*id) / stay);
+            let alone = empty_at.saturating_sub(takes(*id));
+            let crowded = empty_at.min(last_start).saturating_sub(takes(*id) / stay);
             let start = alone.min(crowded).saturating_sub(longest);
             if start <= self.now.saturating_add(ahead) {
                 last_start = start;
@@ -175,7 +193,7 @@ impl<'a> Round<'a> {
     }
 
     /// Where a machine could go now: the fewest machines, then the latest end.
-    fn destination(&self, machine: MachineId) -> Option<HostId> {
+    fn destination(&self, machine: MachineId, avoid: &BTreeSet<HostId>) -> Option<HostId> {
         let (memory, from) = (
             self.cluster.machines[&machine].memory,
             self.goes_to[&machine],
@@ -187,6 +205,7 @@ impl<'a> Round<'a> {
         let fits = hosts.filter(|host| {
             *host != from
                 && !self.leaving.contains(host)
+                && !avoid.contains(host)
                 && !self.destinations.contains(host)
                 && self.until(*host) > needed
                 && self.room(*host) >= memory
@@ -215,20 +234,33 @@ impl<'a> Round<'a> {
         let mut leaving: Vec<HostId> = self.leaving.iter().copied().collect();
         leaving.sort_by_key(|host| (self.until(*host), *host));
         for host in leaving {
+            let is_leaving = |id: &&MachineId| self.cluster.machines[*id].at == host;
+            let on_their_way = self.moving.iter().filter(is_leaving);
+            // When the machines before this one have left.
+            let mut free_at =
+                on_their_way.fold(self.now, |at, id| at.saturating_add(self.bound(*id)));
             for machine in self.machines_on(host) {
                 if self.moving.contains(&machine) {
                     continue;
                 }
-                match self.destination(machine) {
-                    Some(to) if !self.sources.contains(&host) => {
-                        let why = self.why_it_leaves(host, to);
-                        self.order_move(machine, to, why);
+                let gone_at = free_at.saturating_add(self.bound(machine));
+                match self.destination(machine, &BTreeSet::new()) {
+                    Some(to) if self.is_in_time(host, gone_at) => {
+                        free_at = gone_at;
+                        if !self.sources.contains(&host) {
+                            let why = self.why_it_leaves(host, to);
+                            self.order_move(machine, to, why);
+                        }
                     }
-                    Some(_) => {}
-                    None => self.last_resort(machine, host),
+                    _ => self.last_resort(machine, host),
                 }
             }
         }
+    }
+
+    /// Whether a machine that leaves the host by then may do so. Without a folder it tries to.
+    fn is_in_time(&self, host: HostId, gone_at: Duration) -> bool {
+        self.rules.saves.is_none() || gone_at.saturating_add(self.rules.margin) <= self.until(host)
     }
 
     fn why_it_leaves(&self, host: HostId, to: HostId) -> String {
@@ -311,10 +343,11 @@ impl<'a> Round<'a> {
             let Some(&machine) = candidates.next() else {
                 return;
             };
-            let Some(to) = self.destination(machine) else {
+            let end_soon = self.leaving_with_shares(self.least_stay(machine));
+            let Some(to) = self.destination(machine, &end_soon) else {
                 return;
             };
-            if self.machines_on(to).len() + 2 > there.len() || !self.is_worth(machine, to) {
+            if self.machines_on(to).len() + 2 > there.len() {
                 return;
             }
             let why = format!(
@@ -330,9 +363,13 @@ impl<'a> Round<'a> {
 
     /// Whether the machine can stay there long enough.
     pub(crate) fn is_worth(&self, machine: MachineId, to: HostId) -> bool {
+        self.until(to).saturating_sub(self.now) >= self.least_stay(machine)
+    }
+
+    /// How long it is at a host at least to which it goes for load alone.
+    fn least_stay(&self, machine: MachineId) -> Duration {
         let moves = self.bound(machine).as_secs_f64() * 2.0;
-        let stays = self.until(to).saturating_sub(self.now).as_secs_f64();
-        stays >= moves * self.rules.worth
+        Duration::try_from_secs_f64(moves * self.rules.worth).unwrap_or(Duration::MAX)
     }
 
     fn give_back(&mut self) {
