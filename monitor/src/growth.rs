@@ -18,11 +18,12 @@ use weft_checkpoint::Identity;
 use weft_confine::{ThreadKind, lock};
 use weft_console::Output;
 use weft_machine::membership::{HomeError, Job, NewDisk, NewNode, NodeProcesses};
-use weft_machine::migration::Migration;
-use weft_machine::{Handle, HomeState, Machine};
+use weft_machine::migration::{Migrated, Migration};
+use weft_machine::{Handle, HomeState, Machine, Refusal};
 use weft_node::monitor_protocol::{
     Control, HomeStep, LauncherMessage, MonitorMessage, SliceBoot, SliceFile,
 };
+use weft_node::size::format_bytes;
 
 use crate::links;
 use crate::takeover::Departure;
@@ -237,6 +238,10 @@ impl NodeProcesses for Launcher {
         self.expect_done(number, step)
     }
 
+    fn share_memory(&self, number: usize) -> Result<(), String> {
+        self.expect_done(number, HomeStep::Share)
+    }
+
     fn prepare_home(&self, number: usize, beside: Option<usize>) -> Result<String, String> {
         if self.has_terminal {
             return Err("its console is the terminal of `weft vm run`".into());
@@ -387,11 +392,16 @@ pub enum Wanted {
     Grow(NewNode),
     Release(usize),
     Migrate(Migration),
+    /// Node 0 gets what a node on its own host has, after it came there. Whatever a user asks for
+    /// comes first.
+    Unite(usize),
 }
 
 /// A change that is under way, or the last one.
 struct Current {
     job: Arc<Job>,
+    /// It is called off for whatever else is asked for.
+    gives_way: bool,
     /// What came of it, once it is over.
     view: ChangeView,
     /// A client has asked since it is over.
@@ -427,7 +437,10 @@ impl Changes {
     /// Begins a change, unless one is under way.
     pub fn begin(&self, wanted: Wanted) -> Result<ChangeView, Failure> {
         let mut current = lock(&self.current);
-        if current.as_ref().is_some_and(|last| !last.view.is_over()) {
+        if let Some(last) = current.as_ref().filter(|last| last.gives_way) {
+            // The next one begins when it has ended.
+            last.job.cancel();
+        } else if current.as_ref().is_some_and(|last| !last.view.is_over()) {
             return Err(Failure::Conflict(
                 "a node joins or leaves, or the machine migrates: wait for it, or cancel it".into(),
             ));
@@ -441,15 +454,17 @@ impl Changes {
         let job = Arc::new(Job::default());
         let view = ChangeView {
             node: match &wanted {
-                Wanted::Grow(_) | Wanted::Migrate(_) => None,
+                Wanted::Grow(_) | Wanted::Migrate(_) | Wanted::Unite(_) => None,
                 Wanted::Release(node) => Some(*node),
             },
             ..ChangeView::default()
         };
+        let gives_way = matches!(wanted, Wanted::Unite(_));
         let gone = |_| Failure::Conflict("the machine has ended".into());
         self.orders.try_send((wanted, job.clone())).map_err(gone)?;
         *current = Some(Current {
             job,
+            gives_way,
             view: view.clone(),
             is_read: false,
         });
@@ -459,6 +474,7 @@ impl Changes {
     /// Lets no change begin until [`Changes::end_save`] of this checkpoint, unless one is under
     /// way.
     pub fn begin_save(&self, identity: Identity) -> Result<(), Failure> {
+        self.end_union();
         let current = lock(&self.current);
         if current.as_ref().is_some_and(|last| !last.view.is_over()) {
             return Err(Failure::Conflict(
@@ -468,6 +484,25 @@ impl Changes {
         self.check_not_saving()?;
         *lock(&self.saves) = Some(identity);
         Ok(())
+    }
+
+    /// Calls off what gives way to everything else, and waits until that is over.
+    fn end_union(&self) {
+        let deadline = Instant::now() + LINGER_CHANGE;
+        let is_under_way = || {
+            let current = lock(&self.current);
+            let last = current.as_ref();
+            last.is_some_and(|last| {
+                let is_under_way = last.gives_way && !last.view.is_over();
+                if is_under_way {
+                    last.job.cancel();
+                }
+                is_under_way
+            })
+        };
+        while is_under_way() && Instant::now() < deadline {
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Refuses what does not go with a save of a machine that runs.
@@ -553,13 +588,41 @@ fn carry_out(
             Wanted::Migrate(migration) => handle
                 .migrate(launcher, &migration, &job)
                 .map(|done| over.migrated = Some(done)),
+            Wanted::Unite(node) => {
+                let done = handle.unite(launcher, node, &job);
+                say_united(node, &done, job.is_cancelled());
+                done.map(|done| over.migrated = Some(done))
+            }
         };
-        if let Some(current) = &mut *lock(current) {
+        // Unless it gave way to the next one.
+        let mut current = lock(current);
+        let last = current.as_mut();
+        if let Some(current) = last.filter(|last| Arc::ptr_eq(&last.job, &job)) {
             current.view = ChangeView {
                 node: current.view.node,
                 failed: done.err().map(|refusal| refusal.to_string()),
                 ..over
             };
         }
+    }
+}
+
+/// Nobody has asked for it, so it is only in the machine's log.
+fn say_united(node: usize, done: &Result<Migrated, Refusal>, gave_way: bool) {
+    match done {
+        Ok(united) => eprintln!(
+            "weft: node 0 has what node {node} had, which was on the same host: {} vCPUs and {} of \
+             pages, in {:.1} ms; the guest stood for {:.1} ms",
+            united.vcpus,
+            format_bytes(united.bytes + united.switched_bytes),
+            united.total_s * 1e3,
+            united.pause_ns as f64 / 1e6,
+        ),
+        Err(_) if gave_way => {
+            eprintln!(
+                "weft: node {node} stays beside node 0 on its host: the machine changes again"
+            );
+        }
+        Err(refusal) => eprintln!("weft: node {node} stays beside node 0 on its host: {refusal}"),
     }
 }

@@ -27,7 +27,7 @@ use weft_node::monitor_protocol::{Control as LauncherControl, SliceBoot, Sockets
 
 use crate::attendance::{Endable, Event, attend};
 use crate::control::{Controlled, Typed};
-use crate::growth::{Changes, Launcher, Replies};
+use crate::growth::{Changes, Launcher, Replies, Wanted};
 use crate::restore::{self, Restored};
 use crate::takeover::Takeover;
 use crate::{die_with, growth, lent, links, switches};
@@ -153,7 +153,13 @@ impl Start {
                 request(MachineRequest::Restore(state))
                     .and_then(|()| request(MachineRequest::Resume))
             }
-            Self::TakeOver(takeover) => takeover.take(handle, console),
+            Self::TakeOver(takeover) => {
+                if let Some(node) = takeover.take(handle, console)? {
+                    // Where it cannot begin, both nodes stay.
+                    let _ = controlled.changes.begin(Wanted::Unite(node));
+                }
+                Ok(())
+            }
         }
     }
 }

@@ -58,7 +58,7 @@ impl Takeover {
     ///
     /// # Errors
     /// Why it does not go on here.
-    pub fn take(&self, handle: &Handle, console: &Output) -> Result<(), String> {
+    pub fn take(&self, handle: &Handle, console: &Output) -> Result<Option<usize>, String> {
         self.socket.say(&MonitorMessage::Ready);
         let done = self.go_on(handle, console);
         if let Err(reason) = &done {
@@ -67,7 +67,7 @@ impl Takeover {
         done
     }
 
-    fn go_on(&self, handle: &Handle, console: &Output) -> Result<(), String> {
+    fn go_on(&self, handle: &Handle, console: &Output) -> Result<Option<usize>, String> {
         let request = |request| {
             let done = handle.request(request);
             done.map_err(|refusal| refusal.to_string())
@@ -85,6 +85,7 @@ impl Takeover {
         // It has room for all of them.
         let _ = console.port(port).write_all(&bytes);
         let ran = home.ran;
+        let beside = home.others.as_ref().map(|others| others.beside);
         request(MachineRequest::TakeHome(Box::new(home)))?;
         self.socket.say(&MonitorMessage::HomeTaken);
         // From here on the old host goes on only if the daemon says that this process has ended:
@@ -100,7 +101,7 @@ impl Takeover {
             request(MachineRequest::Resume)?;
         }
         self.socket.say(&MonitorMessage::HomeRuns);
-        Ok(())
+        Ok(beside)
     }
 
     /// Waits for the state. Meanwhile the machine stops sending where it is: `announce` it.

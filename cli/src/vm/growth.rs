@@ -186,7 +186,11 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
                 home.stopped_ns as f64 / 1e6,
                 host = home.host,
             );
-            if migrated.nodes.len() > 1 {
+            if let [first, _, ..] = migrated.nodes[..] {
+                text += &format!(
+                    "weft: vm {machine}: node 0 gets what node {first} has, which is on the same \
+                     host and leaves then\n"
+                );
                 text += &format!(
                     "weft: vm {machine} has nodes on several hosts, and ends when its guest \
                      restarts\n"

@@ -170,8 +170,10 @@ impl Launcher {
             true => hosts.into_iter().zip([0]).collect(),
             false => hosts.into_iter().zip(nodes).collect(),
         };
-        if is_home_new {
-            live.at = underway.to;
+        if let Some(home) = underway.to.filter(|_| is_home_new) {
+            live.at = Some(home);
+            // The node that it went to there gives node 0 what it has, and leaves.
+            live.nodes.insert(home, 0);
         }
         live.rests_until = outcome.stays.as_ref().map(|_| Instant::now() + REST);
         let mut sentence = self.moved(MACHINE, &names, underway, outcome);

@@ -24,6 +24,7 @@ mod door;
 mod expected;
 mod gossip;
 mod health;
+mod homes;
 mod leader;
 mod lending;
 mod limit;
@@ -52,6 +53,7 @@ use weft_wire::hello::Hello;
 
 use door::{Door, Limits};
 use gossip::Gossip;
+use homes::Homes;
 use limit::Limit;
 use shared::Shared;
 use welcome::welcome;
@@ -230,6 +232,7 @@ impl Daemon {
             keys,
             config,
             budget,
+            homes: Homes::default(),
             limit,
             expected: Expected::default(),
             runtime,

@@ -2,6 +2,7 @@
 //! links that were dialled or are still to come.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_proc::boot::MAX_NODES;
@@ -38,7 +39,7 @@ pub enum LinkError {
 pub(super) struct Reserved {
     pub(super) node: u32,
     pub(super) lease: Duration,
-    pub(super) reservation: Reservation,
+    pub(super) reservation: Arc<Reservation>,
     pub(super) shared: SharedMemory,
     pub(super) links: Links,
     /// Links that somebody is going to dial, with the node at their other end.

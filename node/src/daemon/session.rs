@@ -61,6 +61,8 @@ pub struct Session<'a> {
     new_file: Option<NewFile>,
     /// Another launcher that may take the slice.
     heir: Heir,
+    /// The machine's home has moved since the slice was started.
+    was_inherited: bool,
     /// The launcher has what it wanted, and ends the connection.
     is_released: bool,
     /// What slices of this connection had this daemon say.
@@ -137,6 +139,7 @@ impl<'a> Session<'a> {
             disks: Vec::new(),
             new_file: None,
             heir: Heir::None,
+            was_inherited: false,
             is_released: false,
             said: Said::new(Instant::now()),
             last_request: Instant::now(),
@@ -394,7 +397,7 @@ impl<'a> Session<'a> {
         self.reserved = Some(Reserved {
             node,
             lease,
-            reservation,
+            reservation: Arc::new(reservation),
             shared: SharedMemory::new().map_err(RequestError::SharedMemory)?,
             links: no_links(),
             awaited: Vec::new(),

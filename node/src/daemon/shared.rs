@@ -17,6 +17,7 @@ use super::budget::Budget;
 use super::door::Door;
 use super::expected::Expected;
 use super::gossip::{self, Gossip};
+use super::homes::Homes;
 use super::limit::Limit;
 use crate::cgroup::{CgroupError, Cgroups};
 use crate::config::{Config, Peer};
@@ -35,6 +36,7 @@ pub(super) struct Shared {
     pub(super) keys: StaticKeys,
     pub(super) config: Config,
     pub(super) budget: Arc<Budget>,
+    pub(super) homes: Homes,
     pub(super) limit: Limit,
     pub(super) expected: Expected,
     pub(super) runtime: Executable,

@@ -57,6 +57,8 @@ pub(super) enum TakeoverError {
     NotAllowed(String),
     #[error("no slice of a machine runs on this connection")]
     NoSlice,
+    #[error("the machine's home is not on this host")]
+    NoHome,
     #[error("no process that takes the machine is ready")]
     NotPrepared,
     #[error("the process that takes the machine cannot be started")]
@@ -105,6 +107,7 @@ pub(super) enum Progress {
 /// See the module. Dropped before it is let go, it is killed.
 pub(super) struct Takeover {
     process: Option<Child>,
+    name: String,
     socket: OwnedFd,
     stage: Stage,
     since: Instant,
@@ -225,6 +228,7 @@ impl Takeover {
             .map_err(TakeoverError::Start)?;
         let takeover = Takeover {
             process: Some(process),
+            name: request.name.clone(),
             socket,
             stage: Stage::Prepared,
             since: Instant::now(),
@@ -320,7 +324,7 @@ impl Takeover {
     pub fn let_go(
         mut self,
         daemon: &Arc<Shared>,
-        reservation: Reservation,
+        reservation: Arc<Reservation>,
     ) -> Result<(), TakeoverError> {
         let socket = self.socket.as_fd();
         monitor_protocol::send_step(socket, &HomeStep::LetGo).map_err(TakeoverError::Told)?;
@@ -345,12 +349,13 @@ impl Takeover {
             return Ok(());
         };
         let counted = Counted::among(daemon);
+        let home = daemon.homes.begin(&self.name, reservation);
         // Without a thread the reservation is given back too early, and nothing else.
         let _ = thread::Builder::new()
             .name("weft-settled".into())
             .spawn(move || {
                 let _ = process.wait();
-                drop((reservation, counted));
+                drop((home, counted));
             });
         Ok(())
     }

@@ -33,6 +33,8 @@ pub enum HomeStep {
     KeepNewFile { keep: bool },
     /// Give the slice a file of a checkpoint, by this number.
     SavedFile { number: u32, path: PathBuf },
+    /// Lend the machine's home, which has come to this host, what was lent to the slice.
+    Share,
     /// Start a process that can take it.
     Prepare,
     /// The next bytes of the files that the guest restarts from, as hexadecimal digits. The

@@ -125,6 +125,7 @@ impl Owner {
                 parts,
             },
             others: Some(OtherNodes {
+                beside: node,
                 managers: slice.manager_runs(),
                 platform: (slice.platform().holder(), slice.platform().epoch()),
                 time: time.unwrap_or_default(),
@@ -245,6 +246,7 @@ impl Owner {
         let slice = self.slice.clone();
         let slice = slice.ok_or("there are no other nodes")?;
         let OtherNodes {
+            beside: _,
             managers,
             platform,
             time,

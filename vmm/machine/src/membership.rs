@@ -66,6 +66,13 @@ pub trait NodeProcesses: Send + Sync {
     /// Why it does not; nothing is left.
     fn make_disk(&self, number: usize, disk: &NewDisk) -> Result<(), String>;
 
+    /// Has the host of node `number` lend node 0, which is on this host, too, what it lends that
+    /// node.
+    ///
+    /// # Errors
+    /// It does not.
+    fn share_memory(&self, number: usize) -> Result<(), String>;
+
     /// Has the host of node `number` start a process that can take the machine's home, around
     /// the memory of that node. Returns what this host calls that one. Where other nodes stay,
     /// `number` is free: that of the process's links to them, on the host of node `beside`.

@@ -74,6 +74,20 @@ pub struct Migration {
 }
 
 impl Migration {
+    /// To a node of the machine.
+    fn to_node(node: usize) -> Migration {
+        Migration {
+            to: vec![Destination::Node(node)],
+            spread: false,
+            mode: Mode::default(),
+            downtime_ms: None,
+            bytes_per_s: None,
+            choose: Choose::default(),
+            with_disks: false,
+            keep_home: true,
+        }
+    }
+
     /// How long the last pages may take while the machine stands. The other half of the time
     /// is for all else.
     fn copy_max(&self) -> Duration {
@@ -118,7 +132,7 @@ pub enum Destination {
 }
 
 /// A machine that went elsewhere.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Migrated {
     /// The nodes that it went to, in the order of the request.
     pub nodes: Vec<usize>,
@@ -181,6 +195,8 @@ struct Course<'a> {
     job: &'a Job,
     before: Places,
     paused: PausedExchanges<'a>,
+    /// The one node that is left; `None`: all that are no destinations.
+    source: Option<usize>,
     /// Nodes that joined for it.
     joined: Vec<usize>,
     /// What was sent ahead.
@@ -201,42 +217,9 @@ impl Handle {
         job: &Job,
     ) -> Result<Migrated, Refusal> {
         let begun = Instant::now();
-        let slice = self.several(MIGRATE)?;
         self.check_runs(MIGRATE)?;
-        let rooms = rooms(slice, &wanted.to).map_err(|reason| impossible(MIGRATE, reason))?;
-        let mut course = Course {
-            handle: self,
-            slice,
-            processes,
-            job,
-            before: self.places(slice),
-            paused: PausedExchanges::new(slice),
-            joined: Vec::new(),
-            ahead: None,
-            report: Migrated {
-                nodes: Vec::new(),
-                left: Vec::new(),
-                stays: Vec::new(),
-                home: None,
-                vcpus: 0,
-                bytes: 0,
-                switched_bytes: 0,
-                switch: None,
-                pause_ns: 0,
-                total_s: 0.0,
-                join_s: 0.0,
-                ahead_bytes: 0,
-                ahead_s: 0.0,
-                vcpus_s: 0.0,
-                pages_s: 0.0,
-            },
-        };
-        let gone = course.go(wanted, rooms);
-        course.end_limit(wanted);
-        split::end(slice);
-        if let Err(refusal) = gone {
-            return Err(course.go_back(refusal.of(MIGRATE)));
-        }
+        let mut course = self.course(processes, job)?;
+        course.go_or_go_back(wanted)?;
         course.leave();
         if !wanted.keep_home {
             course.move_home(wanted.with_disks);
@@ -244,6 +227,52 @@ impl Handle {
         let mut report = course.report;
         report.total_s = begun.elapsed().as_secs_f64();
         Ok(report)
+    }
+
+    /// Moves what `node` has to node 0, which is on the same host; it leaves. `docs/roles.md` has
+    /// the reasons.
+    ///
+    /// # Errors
+    /// Why it cannot be; the machine runs on with both, unless a node was lost.
+    pub fn unite(
+        &self,
+        processes: &dyn NodeProcesses,
+        node: usize,
+        job: &Job,
+    ) -> Result<Migrated, Refusal> {
+        let begun = Instant::now();
+        self.check_runs(MIGRATE)?;
+        let mut course = self.course(processes, job)?;
+        check_release(course.slice, node).map_err(|reason| impossible(MIGRATE, reason))?;
+        processes
+            .share_memory(node)
+            .map_err(|reason| impossible(MIGRATE, reason))?;
+        course.source = Some(node);
+        course.go_or_go_back(&Migration::to_node(PRIMARY))?;
+        course.leave();
+        let mut report = course.report;
+        report.total_s = begun.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    fn course<'a>(
+        &'a self,
+        processes: &'a dyn NodeProcesses,
+        job: &'a Job,
+    ) -> Result<Course<'a>, Refusal> {
+        let slice = self.several(MIGRATE)?;
+        Ok(Course {
+            handle: self,
+            slice,
+            processes,
+            job,
+            before: self.places(slice),
+            paused: PausedExchanges::new(slice),
+            source: None,
+            joined: Vec::new(),
+            ahead: None,
+            report: Migrated::default(),
+        })
     }
 
     fn places(&self, slice: &Slice) -> Places {
@@ -257,7 +286,16 @@ impl Handle {
 }
 
 impl Course<'_> {
-    /// What can be undone.
+    /// What can be undone, undone where it fails.
+    fn go_or_go_back(&mut self, wanted: &Migration) -> Result<(), Refusal> {
+        let rooms = rooms(self.slice, &wanted.to);
+        let rooms = rooms.map_err(|reason| impossible(MIGRATE, reason))?;
+        let gone = self.go(wanted, rooms);
+        self.end_limit(wanted);
+        split::end(self.slice);
+        gone.map_err(|refusal| self.go_back(refusal.of(MIGRATE)))
+    }
+
     fn go(&mut self, wanted: &Migration, rooms: Vec<Room>) -> Result<(), Refusal> {
         let begun = Instant::now();
         for (destination, room) in wanted.to.iter().zip(&rooms) {
@@ -473,11 +511,14 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// The members that are no destinations.
+    /// The members that are left.
     fn sources(&self) -> Vec<usize> {
         let members = self.slice.members().into_iter();
         members
-            .filter(|node| !self.report.nodes.contains(node))
+            .filter(|node| match self.source {
+                Some(source) => *node == source,
+                None => !self.report.nodes.contains(node),
+            })
             .collect()
     }
 

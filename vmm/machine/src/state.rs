@@ -102,6 +102,8 @@ pub struct HomeState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OtherNodes {
+    /// The one on that process's host.
+    pub beside: usize,
     /// Pages that are managed otherwise than at the start.
     pub managers: Vec<PageRun>,
     /// The node that has the platform, and since which epoch.

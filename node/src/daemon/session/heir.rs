@@ -155,6 +155,7 @@ impl Session<'_> {
         (self.channel, self.descriptor) = (*channel, descriptor);
         self.last_request = Instant::now();
         self.is_released = false;
+        self.was_inherited = true;
         self.leaving = None;
         // The machine has come.
         self.disks.drain(..).for_each(NewFile::keep);

@@ -37,6 +37,10 @@ impl Session<'_> {
                 let opened = self.open_pages_file(*number, path);
                 opened.map(|()| Some(DaemonReply::HomeReady { request }))
             }
+            HomeStep::Share => {
+                let shared = self.share_with_home(&home.name);
+                shared.map(|()| Some(DaemonReply::HomeReady { request }))
+            }
             HomeStep::Prepare => self.prepare_home(home).map(|()| None),
             HomeStep::Wait => {
                 if let Some(takeover) = &mut self.takeover {
@@ -56,7 +60,8 @@ impl Session<'_> {
             // The machine does not move.
             HomeStep::NewFile { .. }
             | HomeStep::KeepNewFile { .. }
-            | HomeStep::SavedFile { .. } => Some(DaemonReply::HomeFailed {
+            | HomeStep::SavedFile { .. }
+            | HomeStep::Share => Some(DaemonReply::HomeFailed {
                 request,
                 reason: sentence(&error),
             }),
@@ -137,6 +142,16 @@ impl Session<'_> {
             .map_err(TakeoverError::Told)?;
         self.disks.push(made);
         Ok(())
+    }
+
+    /// What was lent to the slice is lent until the machine's home here has ended, too.
+    fn share_with_home(&mut self, name: &str) -> Result<(), TakeoverError> {
+        let reserved = self.reserved.as_ref().filter(|_| self.was_inherited);
+        let reserved = reserved.ok_or(TakeoverError::NoSlice)?;
+        match self.daemon.homes.lend(name, &reserved.reservation) {
+            true => Ok(()),
+            false => Err(TakeoverError::NoHome),
+        }
     }
 
     fn prepare_home(&mut self, home: &HomeRequest) -> Result<(), TakeoverError> {

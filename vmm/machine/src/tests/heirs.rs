@@ -7,9 +7,10 @@ use std::os::unix::net::UnixStream;
 use weft_guest_memory::memory_file;
 use weft_platform::clock::Reference;
 
-use super::membership::half;
+use super::membership::{Fate, Here, half};
 use super::moves::{LEASE, Slices, shares, slice_of};
 use super::*;
+use crate::membership::Job;
 
 const CPUS: [u32; 3] = [0, 1, 1];
 /// Of the heir's links.
@@ -161,4 +162,46 @@ fn a_home_stays_where_the_heir_has_no_links_or_a_vcpu_is_left() {
         "{refusal}"
     );
     slices.check();
+}
+
+#[test]
+fn what_is_beside_a_new_node_0_comes_to_it() {
+    for round in 0..6 {
+        let mut slices = all_there();
+        go(&mut slices);
+        let handle = slices.machines[0].handle();
+        let here = Here::new(&CPUS, &slices);
+        let unite = |job: &Job| handle.unite(&here, 1, job);
+        if round % 2 == 1 {
+            ask(&slices.machines[0], MachineRequest::Pause);
+        }
+        *here.fate.lock().unwrap() = Fate::Refused;
+        let refused = unite(&Job::default()).unwrap_err().to_string();
+        assert!(refused.contains("node 1 is on another host"), "{refused}");
+        *here.fate.lock().unwrap() = Fate::Lives;
+        let cancelled = Job::default();
+        cancelled.cancel();
+        unite(&cancelled).unwrap_err();
+        assert_eq!(slices.locations(), [1, 2]);
+        let united = unite(&Job::default()).unwrap();
+        assert_eq!((united.nodes, united.left), (vec![0], vec![1]));
+        assert_eq!((united.vcpus, united.stays), (1, vec![]));
+        if round % 2 == 1 {
+            ask(&slices.machines[0], MachineRequest::Resume);
+        }
+        assert_eq!(slices.locations(), [0, 2]);
+        let slice = handle.slice.as_ref().unwrap();
+        assert_eq!(slice.members(), BTreeSet::from([0, 2]));
+        assert_eq!(slice.managed_pages(1), 0);
+        assert!(slice.managed_pages(0) > 0 && slice.managed_pages(2) > 0);
+        assert_eq!(
+            (slice.platform().holder(), slice.timekeeper_number()),
+            (0, 0)
+        );
+        slices.check();
+        slices.press(1);
+        slices.check_console();
+        slices.move_vcpu(1, 0).unwrap();
+        slices.check();
+    }
 }

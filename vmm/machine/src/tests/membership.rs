@@ -37,7 +37,7 @@ pub(super) fn half(socket: UnixStream) -> (Sender, Receiver) {
 
 /// What becomes of the next slice that is started.
 #[derive(Clone, Copy, PartialEq)]
-enum Fate {
+pub(super) enum Fate {
     Lives,
     /// It cannot be started.
     Refused,
@@ -46,17 +46,17 @@ enum Fate {
 }
 
 /// Makes slices in this process.
-struct Here<'a> {
+pub(super) struct Here<'a> {
     cpus: &'a [u32],
     slices: &'a Slices,
     joined: Mutex<Vec<(usize, Machine)>>,
     /// Numbers of slices of the start that left.
     gone: Mutex<BTreeSet<usize>>,
-    fate: Mutex<Fate>,
+    pub fate: Mutex<Fate>,
 }
 
 impl<'a> Here<'a> {
-    fn new(cpus: &'a [u32], slices: &'a Slices) -> Self {
+    pub fn new(cpus: &'a [u32], slices: &'a Slices) -> Self {
         Self {
             cpus,
             slices,
@@ -129,6 +129,13 @@ impl NodeProcesses for Here<'_> {
 
     fn make_disk(&self, _: usize, _: &NewDisk) -> Result<(), String> {
         Err("all nodes are in one process".into())
+    }
+
+    fn share_memory(&self, number: usize) -> Result<(), String> {
+        match *self.fate.lock().unwrap() {
+            Fate::Refused => Err(format!("node {number} is on another host")),
+            _ => Ok(()),
+        }
     }
 
     fn prepare_home(&self, _: usize, _: Option<usize>) -> Result<String, String> {
