@@ -18,6 +18,8 @@ mod front;
 mod port;
 mod steering;
 mod switch;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::io;

@@ -17,7 +17,8 @@
 //!
 //! One thread reads the link (`weft-netN`), and has a pair that is served here take what
 //! came, as far as that needs no waiting; what a pair sends goes to the link on the
-//! thread that brings it. So neither costs another thread's turn.
+//! thread that brings it. So neither costs another thread's turn. A pair that is the only one,
+//! and is served here, reads the link itself.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -40,6 +41,8 @@ use super::steering::Steering;
 /// Bytes of frames that may wait for a port: as much as Linux lets a TCP window grow,
 /// so that one connection loses nothing.
 const QUEUE_MAX: usize = 6 << 20;
+/// Frames that go to another process with the machine, at most, of those in the link.
+const WAITING_MAX: usize = 4096;
 /// Frames that are read before they are sent on.
 const BATCH: usize = 64;
 /// How often the thread looks whether the machine is over.
@@ -50,9 +53,20 @@ const LINK: u64 = 1;
 /// Is called with the reason when the link is gone.
 pub type Gone = Box<dyn Fn(&io::Error) + Send + Sync>;
 
+/// What reads the link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// Nothing: the thread has not begun.
+    None,
+    Thread,
+    /// The only pair, on its own thread.
+    Pair,
+}
+
 /// The link and all that waits for it.
 struct Uplink {
     link: Box<dyn Link>,
+    reader: Reader,
     steering: Steering,
     /// Frames of other slices' pairs that the link did not take, and the port whose slice
     /// waits to hear that it did.
@@ -104,6 +118,8 @@ impl PeerPort {
 struct HerePort {
     local: Mutex<LocalPort>,
     arrived: EventFd,
+    /// Readable with `arrived`, and with the link where the pair reads that.
+    ready: Epoll,
 }
 
 struct FarPort {
@@ -119,10 +135,14 @@ struct Port {
 
 impl Port {
     fn new(server: Option<Arc<dyn FrameSender>>, window: usize) -> io::Result<Self> {
+        let (arrived, ready) = (EventFd::new(EFD_NONBLOCK)?, Epoll::new()?);
+        let event = EpollEvent::new(EventSet::IN, WAKE);
+        ready.ctl(ControlOperation::Add, arrived.as_raw_fd(), event)?;
         Ok(Self {
             here: HerePort {
                 local: Mutex::default(),
-                arrived: EventFd::new(EFD_NONBLOCK)?,
+                arrived,
+                ready,
             },
             is_here: AtomicBool::new(server.is_none()),
             far: FarPort {
@@ -146,6 +166,8 @@ pub struct Switch {
     ports: Vec<Port>,
     window: usize,
     wake: EventFd,
+    /// What the thread waits for.
+    events: Epoll,
     over: AtomicBool,
     gone: Gone,
 }
@@ -166,6 +188,7 @@ impl Switch {
         Ok(Arc::new(Self {
             uplink: Mutex::new(Uplink {
                 link,
+                reader: Reader::None,
                 steering: Steering::new(),
                 waiting: VecDeque::new(),
                 usage: None,
@@ -175,6 +198,7 @@ impl Switch {
             ports: servers.into_iter().map(port).collect::<io::Result<_>>()?,
             window,
             wake: EventFd::new(EFD_NONBLOCK)?,
+            events: Epoll::new()?,
             over: AtomicBool::new(false),
             gone,
         }))
@@ -216,7 +240,42 @@ impl Switch {
         for frame in waiting {
             self.queue(pair, &frame);
         }
+        self.choose_reader(&mut lock(&self.uplink));
         self.wake();
+    }
+
+    /// Has the thread read the link, or the only pair if it is served here and in use.
+    fn choose_reader(&self, uplink: &mut Uplink) {
+        let is_used = uplink.usage.is_some_and(|usage| usage.pairs > 0);
+        let (wanted, here) = match &self.ports[..] {
+            [port] if port.is_here() && is_used => (Reader::Pair, Some(&port.here)),
+            [port] => (Reader::Thread, Some(&port.here)),
+            _ => (Reader::Thread, None),
+        };
+        if uplink.reader == Reader::None || uplink.reader == wanted {
+            return;
+        }
+        let Some(here) = here else {
+            return;
+        };
+        let link = uplink.link.descriptor();
+        let of_thread = |events| {
+            let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, LINK);
+            self.events.ctl(ControlOperation::Modify, link, event)
+        };
+        let of_pair = |operation| {
+            let event = EpollEvent::new(EventSet::IN, LINK);
+            here.ready.ctl(operation, link, event)
+        };
+        let changed = match wanted {
+            Reader::Pair => of_thread(EventSet::OUT).and_then(|()| of_pair(ControlOperation::Add)),
+            _ => of_pair(ControlOperation::Delete)
+                .and_then(|()| of_thread(EventSet::IN | EventSet::OUT)),
+        };
+        match changed {
+            Ok(()) => uplink.reader = wanted,
+            Err(error) => self.lose(uplink, &error),
+        }
     }
 
     /// Frames for a pair that came here from another slice, which had them and did not give
@@ -244,6 +303,7 @@ impl Switch {
             ..usage
         });
         uplink.news = true;
+        self.choose_reader(&mut uplink);
         drop(uplink);
         if usage.pairs == 0 {
             self.forget();
@@ -360,19 +420,25 @@ impl Switch {
     }
 
     fn run_until_over(&self) -> io::Result<()> {
-        let epoll = Epoll::new()?;
         let add = |descriptor, events, token| {
             let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, token);
-            epoll.ctl(ControlOperation::Add, descriptor, event)
+            self.events.ctl(ControlOperation::Add, descriptor, event)
         };
         add(self.wake.as_raw_fd(), EventSet::IN, WAKE)?;
-        let link = lock(&self.uplink).link.descriptor();
-        add(link, EventSet::IN | EventSet::OUT, LINK)?;
+        {
+            let mut uplink = lock(&self.uplink);
+            let link = uplink.link.descriptor();
+            add(link, EventSet::IN | EventSet::OUT, LINK)?;
+            uplink.reader = Reader::Thread;
+            self.choose_reader(&mut uplink);
+        }
         let mut events = [EpollEvent::default(); 2];
         let mut frame = vec![0; HEADER + FRAME_MAX];
         let mut more = true;
         while !self.over.load(Ordering::SeqCst) {
-            let waited = epoll.wait(if more { 0 } else { LOOK_MS }, &mut events);
+            let waited = self
+                .events
+                .wait(if more { 0 } else { LOOK_MS }, &mut events);
             match waited {
                 Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
                 _ => {}
@@ -422,7 +488,8 @@ impl Switch {
         for _ in 0..BATCH {
             let (length, pair) = {
                 let mut uplink = lock(&self.uplink);
-                let (false, Some(usage)) = (uplink.down, uplink.usage) else {
+                let is_others = uplink.down || uplink.reader == Reader::Pair;
+                let (false, Some(usage)) = (is_others, uplink.usage) else {
                     more = false;
                     break;
                 };
@@ -584,6 +651,19 @@ impl PortLink {
         port.map(|port| &port.here)
     }
 
+    /// The next frame of the network's own link, where this pair reads it.
+    fn read(&self, frame: &mut [u8]) -> Option<usize> {
+        let mut uplink = lock(&self.switch.uplink);
+        while uplink.reader == Reader::Pair && !uplink.down {
+            match uplink.link.receive(frame) {
+                Ok(Some(length)) if length <= HEADER => {}
+                Ok(received) => return received,
+                Err(error) => self.switch.lose(&mut uplink, &error),
+            }
+        }
+        None
+    }
+
     /// Gives a frame to the network's own link.
     fn pass(&self, frame: &[u8]) -> io::Result<()> {
         let mut uplink = lock(&self.switch.uplink);
@@ -601,7 +681,7 @@ impl PortLink {
 
 impl Link for PortLink {
     fn descriptor(&self) -> RawFd {
-        self.here().map_or(-1, |here| here.arrived.as_raw_fd())
+        self.here().map_or(-1, |here| here.ready.as_raw_fd())
     }
 
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
@@ -610,7 +690,8 @@ impl Link for PortLink {
         };
         let mut local = lock(&here.local);
         let Some(found) = local.frames.pop_front() else {
-            return Ok(None);
+            drop(local);
+            return Ok(self.read(frame));
         };
         local.bytes -= found.len();
         local.returned = local.returned.saturating_sub(1);
@@ -643,11 +724,18 @@ impl Link for PortLink {
     }
 
     fn waiting(&mut self) -> Vec<Vec<u8>> {
-        // The thread that reads the network has gone on while the machine stands.
-        let here = self.here();
-        here.map_or(Vec::new(), |here| {
-            lock(&here.local).frames.iter().cloned().collect()
-        })
+        let Some(here) = self.here() else {
+            return Vec::new();
+        };
+        // Where a thread reads the network, that has gone on while the machine stands.
+        let mut frame = vec![0; HEADER + FRAME_MAX];
+        for _ in 0..WAITING_MAX {
+            let Some(length) = self.read(&mut frame) else {
+                break;
+            };
+            here.queue(&frame[..length]);
+        }
+        lock(&here.local).frames.iter().cloned().collect()
     }
 
     fn put_first(&mut self, frames: Vec<Vec<u8>>) {

@@ -2,7 +2,7 @@
 //! which reaches RAM and registers as its slice does.
 
 mod disks;
-mod networks;
+pub(super) mod networks;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -21,7 +21,7 @@ const CONTROL: usize = 4;
 const STATUS: u64 = 6;
 
 /// A cable over which headers travel, too, as with a tap device.
-struct Cable(UnixDatagram);
+pub(crate) struct Cable(pub UnixDatagram);
 
 impl Link for Cable {
     fn descriptor(&self) -> RawFd {
