@@ -13,9 +13,12 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, umask};
+use weft_api::State;
+use weft_api::client::Client;
 use weft_node::rundir::{self, SOCKET_PATH_MAX};
 
 use crate::machines::API;
@@ -23,7 +26,13 @@ pub use crate::machines::{api_path, directory};
 
 use super::error::VmError;
 use super::plan::Plan;
+use super::running::VIEW_BOUND;
 use super::suboptions::ConsoleArg;
+
+/// How long a machine that has ended may keep its name.
+const END_BOUND: Duration = Duration::from_secs(5);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Every machine's name and the socket of its API, whether it answers or not.
 pub fn machines(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
@@ -47,6 +56,23 @@ pub fn answers(path: &Path) -> bool {
     }
 }
 
+/// Whether a machine has the name of this API. Waits for one that has ended and still has its
+/// sockets: `weft vm stop` returns before its processes have ended.
+pub fn is_taken(api: &Path) -> bool {
+    let has_ended = || match Client::new(api).view(VIEW_BOUND) {
+        Ok(view) => view.state == State::Ended,
+        Err(error) => error.has_ended(),
+    };
+    let deadline = Instant::now() + END_BOUND;
+    while answers(api) {
+        if !has_ended() || Instant::now() > deadline {
+            return true;
+        }
+        std::thread::sleep(LOOK);
+    }
+    false
+}
+
 /// The lock of the directory, held while names change; until dropped.
 pub fn lock(directory: &Path) -> io::Result<Flock<File>> {
     let directory = File::open(directory)?;
@@ -65,7 +91,11 @@ pub struct Registration {
 impl Registration {
     /// Makes the sockets that the plan asks for, in this process alone.
     pub fn claim(plan: &Plan) -> Result<Registration, VmError> {
-        Self::claim_in(directory()?, &plan.name, plan.api.as_deref(), &plan.console)
+        let directory = directory()?;
+        if is_taken(&api_path(&directory, &plan.name)) {
+            return Err(VmError::NameTaken(plan.name.clone()));
+        }
+        Self::claim_in(directory, &plan.name, plan.api.as_deref(), &plan.console)
     }
 
     fn claim_in(

@@ -60,7 +60,7 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
         Err(error) => return Ok(set_up_failed(&error.into())),
     };
     let directory = registry::directory()?;
-    if options.name.is_some() && registry::answers(&registry::api_path(&directory, &plan.name)) {
+    if options.name.is_some() && registry::is_taken(&registry::api_path(&directory, &plan.name)) {
         return Ok(set_up_failed(&VmError::NameTaken(plan.name).into()));
     }
     // Before the fork: a signal that comes from now on reaches the launcher, too.
