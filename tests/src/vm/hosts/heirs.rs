@@ -207,16 +207,28 @@ const KILLS: Kills<'_> = Kills {
     within_us: 25_000,
 };
 
+/// While node 0 takes what the node beside it has, and after.
+const KILLS_LATER: Kills<'_> = Kills {
+    victims: &[Victim::Daemon(1), Victim::Taker, Victim::Daemon(2)],
+    rounds: 3,
+    late: 9,
+    within_us: 900_000,
+    ..KILLS
+};
+
 /// Whatever is killed at whatever moment: the machine has one node 0 at most, and where it runs,
 /// all of its pages are right.
 fn killed(site: &mut Site<'_>) -> Result<String> {
-    KILLS.carry_out(site)
+    Ok([KILLS.carry_out(site)?, KILLS_LATER.carry_out(site)?].join(", "))
 }
 
 fn killed_often(site: &mut Site<'_>) -> Result<String> {
-    let kills = Kills {
-        rounds: 80,
-        ..KILLS
-    };
-    kills.carry_out(site)
+    for kills in [KILLS, KILLS_LATER] {
+        let often = Kills {
+            rounds: 80,
+            ..kills
+        };
+        often.carry_out(site)?;
+    }
+    Ok(String::new())
 }
