@@ -321,6 +321,7 @@ impl Control for Controlled {
 
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure> {
         self.check_started("save")?;
+        self.changes.give_way();
         let mut checkpoint = NewCheckpoint {
             identity: body.identity,
             base: body.base,

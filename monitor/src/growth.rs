@@ -474,7 +474,6 @@ impl Changes {
     /// Lets no change begin until [`Changes::end_save`] of this checkpoint, unless one is under
     /// way.
     pub fn begin_save(&self, identity: Identity) -> Result<(), Failure> {
-        self.end_union();
         let current = lock(&self.current);
         if current.as_ref().is_some_and(|last| !last.view.is_over()) {
             return Err(Failure::Conflict(
@@ -487,7 +486,7 @@ impl Changes {
     }
 
     /// Calls off what gives way to everything else, and waits until that is over.
-    fn end_union(&self) {
+    pub fn give_way(&self) {
         let deadline = Instant::now() + LINGER_CHANGE;
         let is_under_way = || {
             let current = lock(&self.current);

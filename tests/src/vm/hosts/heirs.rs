@@ -93,6 +93,14 @@ fn to_several_hosts(site: &mut Site<'_>) -> Result<String> {
     for (round, to) in ways.into_iter().enumerate() {
         let once = || -> Result<u64> {
             let moved = site.spread(at, to, mode(round))?;
+            // While node 0 takes what the node beside it has.
+            let set = site.bench.directory.join(format!("set-{round}"));
+            let set = set.to_string_lossy().into_owned();
+            match round {
+                0 => drop(site.ask_at(to[0], &["vm", "save", "m", &set, "--json"])?),
+                1 => drop(site.ask_at(to[0], &["vm", "save", "m", &set, "--live", "--json"])?),
+                _ => {}
+            }
             // What only node 0 can do is done where it is now.
             let nodes = moved["nodes"].as_array().context("no nodes")?;
             let last = nodes.last().and_then(Value::as_u64).context("no node")?;
