@@ -23,7 +23,7 @@ use weft_coherent_memory::{
 use weft_machine::membership::{NewNode, Released};
 use weft_machine::migration::{Destination, Migration};
 use weft_machine::{
-    Configuration, Disk, Forward, Network, PlatformMoveReport, Share, TimeMoveReport,
+    Configuration, Disk, Forward, Network, PlatformMoveReport, Share, SwitchSocket, TimeMoveReport,
     VcpuMoveReport,
 };
 
@@ -92,6 +92,12 @@ fn configuration() -> Configuration {
         Network::User {
             forwards: vec![forward],
             reaches_host: false,
+            slice: 0,
+            data_path: Default::default(),
+        },
+        Network::Switch {
+            socket: SwitchSocket::Named("lan".into()),
+            mac: [2, 0, 0, 0, 0, 1],
             slice: 0,
             data_path: Default::default(),
         },
