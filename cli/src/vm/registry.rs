@@ -26,9 +26,11 @@ pub use crate::machines::{api_path, directory};
 
 use super::error::VmError;
 use super::plan::Plan;
-use super::running::VIEW_BOUND;
 use super::suboptions::ConsoleArg;
 
+/// How long a machine may take to say what it is: it answers at once, unless
+/// something long is asked of it at the same time.
+pub const VIEW_BOUND: Duration = Duration::from_secs(2);
 /// How long a machine that has ended may keep its name.
 const END_BOUND: Duration = Duration::from_secs(5);
 /// Between two looks at it.

@@ -12,7 +12,8 @@ use weft_node::remote::{Connection, Identity};
 use weft_node::size::format_bytes;
 use weft_vcpu::PAGE_SIZE;
 
-use super::running::{VIEW_BOUND, find};
+use super::registry::VIEW_BOUND;
+use super::running::find;
 
 /// How often the host is asked.
 const INTERVAL: Duration = Duration::from_secs(1);

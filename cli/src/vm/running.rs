@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -14,13 +13,9 @@ use weft_console::terminal;
 use weft_node::rundir;
 use weft_node::size::format_bytes;
 
-use super::registry;
+use super::registry::{self, VIEW_BOUND};
 use crate::summary::format_seconds;
 use crate::table::{self, Align};
-
-/// How long a machine may take to say what it is: it answers at once, unless
-/// something long is asked of it at the same time.
-pub(super) const VIEW_BOUND: Duration = Duration::from_secs(2);
 
 /// A machine that was asked.
 #[derive(Serialize)]

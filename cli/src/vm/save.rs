@@ -24,7 +24,8 @@ use weft_node::launch::machine::take_signals;
 use weft_node::size::format_bytes;
 
 use super::args::SaveArgs;
-use super::running::{VIEW_BOUND, find};
+use super::registry::VIEW_BOUND;
+use super::running::find;
 
 /// How often the progress is shown.
 const INTERVAL: Duration = Duration::from_millis(250);

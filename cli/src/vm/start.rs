@@ -29,8 +29,8 @@ use super::args::VmStartArgs;
 use super::error::VmError;
 use super::placed::{self, Checked};
 use super::registry;
+use super::registry::VIEW_BOUND;
 use super::run::{self as launcher, set_up_failed};
-use super::running::VIEW_BOUND;
 use super::suboptions::ConsoleArg;
 
 /// How often the parent asks whether the machine answers.

@@ -17,7 +17,8 @@ use weft_api::State;
 use weft_api::client::{Client, ClientError};
 
 use super::args::TopArgs;
-use super::running::{VIEW_BOUND, find_or_only};
+use super::registry::VIEW_BOUND;
+use super::running::find_or_only;
 use sample::{Reading, Sample};
 
 /// How often is looked.
