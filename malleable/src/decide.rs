@@ -343,11 +343,11 @@ impl<'a> Round<'a> {
             let Some(&machine) = candidates.next() else {
                 return;
             };
-            let end_soon = self.leaving_with_shares(self.least_stay(machine));
+            let end_soon = self.leaving_with_shares(self.bound(machine).saturating_mul(2));
             let Some(to) = self.destination(machine, &end_soon) else {
                 return;
             };
-            if self.machines_on(to).len() + 2 > there.len() {
+            if self.machines_on(to).len() + 2 > there.len() || !self.is_worth(machine, to) {
                 return;
             }
             let why = format!(
@@ -363,13 +363,9 @@ impl<'a> Round<'a> {
 
     /// Whether the machine can stay there long enough.
     pub(crate) fn is_worth(&self, machine: MachineId, to: HostId) -> bool {
-        self.until(to).saturating_sub(self.now) >= self.least_stay(machine)
-    }
-
-    /// How long it is at a host at least to which it goes for load alone.
-    fn least_stay(&self, machine: MachineId) -> Duration {
         let moves = self.bound(machine).as_secs_f64() * 2.0;
-        Duration::try_from_secs_f64(moves * self.rules.worth).unwrap_or(Duration::MAX)
+        let stays = self.until(to).saturating_sub(self.now).as_secs_f64();
+        stays >= moves * self.rules.worth
     }
 
     fn give_back(&mut self) {
