@@ -390,7 +390,8 @@ pub struct VmRunArgs {
         value_parser = parse_follow)]
     pub follow: Follow,
     /// Pages that vCPUs fetch from nodes without vCPUs: `auto` moves them in blocks, for blocks
-    /// that no vCPU has used lately, while a node without vCPUs has some (back end `soft`)
+    /// that no vCPU has used lately, while a node without vCPUs has some (back end `soft`, and not
+    /// with `--follow`: vCPUs go to the pages then)
     #[arg(long, value_enum, default_value_t = ExchangeArg::Auto)]
     pub exchange: ExchangeArg,
     /// How nodes on this host are connected
@@ -647,6 +648,14 @@ pub enum ExchangeArg {
     Auto,
     /// Pages stay with their nodes
     Never,
+}
+
+impl ExchangeArg {
+    /// Whether pages come to vCPUs that follow theirs like this: the one would undo what the other
+    /// learns.
+    pub fn allows(self, follow: Follow) -> bool {
+        self == ExchangeArg::Auto && follow == Follow::Never
+    }
 }
 
 /// `--late-cpus`.

@@ -16,7 +16,7 @@ use weft_node::consent::Lender;
 use weft_node::host;
 use weft_node::rundir::{self, SWITCH_SOCKET_MAX};
 
-use super::args::{BalloonArg, ExchangeArg, LateArg, VmRunArgs};
+use super::args::{BalloonArg, LateArg, VmRunArgs};
 use super::error::VmError;
 use super::nodes::Nodes;
 use super::restore::Restored;
@@ -138,7 +138,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
     configuration.debug_exit = args.debug_exit;
     configuration.trace = args.trace.is_some();
     configuration.follow = nodes.follow(args.follow, configuration.back_end)?;
-    configuration.exchanges = args.exchange == ExchangeArg::Auto;
+    configuration.exchanges = args.exchange.allows(configuration.follow);
     configuration.updated = updated::ranges(args, !nodes.shares.is_empty())?;
     configuration.late_cpus = match args.late_cpus {
         LateArg::Auto => None,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use weft_checkpoint::Set;
 use weft_machine::{BackEndChoice, Configuration, Network, SavedMachine, features_missing};
 
-use super::args::{BackEndArg, ExchangeArg, VmRunArgs};
+use super::args::{BackEndArg, VmRunArgs};
 use super::error::VmError;
 use super::nodes::Nodes;
 
@@ -147,7 +147,7 @@ impl Restored {
             _ => BackEndChoice::Soft,
         };
         configuration.follow = nodes.follow(args.follow, configuration.back_end)?;
-        configuration.exchanges = args.exchange == ExchangeArg::Auto;
+        configuration.exchanges = args.exchange.allows(configuration.follow);
         configuration.trace = args.trace.is_some();
         // A device of a node that the machine no longer has goes to node 0.
         let here = |slice: &mut u32| {

@@ -18,10 +18,19 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
     ("follow, values that are refused", refused),
 ];
 
-/// One vCPU, and most of the memory on the other node.
+/// One vCPU, and most of the memory on the other node. Pages do not come to it by themselves.
 const FAR: Shape = Shape {
     name: "1 vCPU, 64M and 192M",
-    options: &["--cpus", "1,0", "--memory", "64M,192M", "--spare", "16M"],
+    options: &[
+        "--cpus",
+        "1,0",
+        "--memory",
+        "64M,192M",
+        "--spare",
+        "16M",
+        "--exchange",
+        "never",
+    ],
     nodes: 2,
     cpus: 1,
 };
