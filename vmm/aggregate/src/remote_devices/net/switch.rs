@@ -118,8 +118,8 @@ impl PeerPort {
 struct HerePort {
     local: Mutex<LocalPort>,
     arrived: EventFd,
-    /// Readable with `arrived`, and with the link where the pair reads that.
-    ready: Epoll,
+    /// Of the only pair: readable with `arrived`, and with the link while the pair reads that.
+    ready: Option<Epoll>,
 }
 
 struct FarPort {
@@ -134,16 +134,9 @@ struct Port {
 }
 
 impl Port {
-    fn new(server: Option<Arc<dyn FrameSender>>, window: usize) -> io::Result<Self> {
-        let (arrived, ready) = (EventFd::new(EFD_NONBLOCK)?, Epoll::new()?);
-        let event = EpollEvent::new(EventSet::IN, WAKE);
-        ready.ctl(ControlOperation::Add, arrived.as_raw_fd(), event)?;
+    fn new(server: Option<Arc<dyn FrameSender>>, window: usize, is_lone: bool) -> io::Result<Self> {
         Ok(Self {
-            here: HerePort {
-                local: Mutex::default(),
-                arrived,
-                ready,
-            },
+            here: HerePort::new(is_lone)?,
             is_here: AtomicBool::new(server.is_none()),
             far: FarPort {
                 peer: Mutex::new(PeerPort::new(window, server)),
@@ -168,6 +161,9 @@ pub struct Switch {
     wake: EventFd,
     /// What the thread waits for.
     events: Epoll,
+    /// Held while a pair changes its server, and by the thread while it has a frame that it has
+    /// read and not queued: none overtakes another.
+    queueing: Mutex<()>,
     over: AtomicBool,
     gone: Gone,
 }
@@ -184,7 +180,8 @@ impl Switch {
         window: usize,
         gone: Gone,
     ) -> io::Result<Arc<Self>> {
-        let port = |server| Port::new(server, window);
+        let is_lone = servers.len() == 1;
+        let port = |server| Port::new(server, window, is_lone);
         Ok(Arc::new(Self {
             uplink: Mutex::new(Uplink {
                 link,
@@ -199,6 +196,7 @@ impl Switch {
             window,
             wake: EventFd::new(EFD_NONBLOCK)?,
             events: Epoll::new()?,
+            queueing: Mutex::default(),
             over: AtomicBool::new(false),
             gone,
         }))
@@ -219,6 +217,7 @@ impl Switch {
         let Some(port) = self.ports.get(usize::from(pair)) else {
             return;
         };
+        let _queueing = lock(&self.queueing);
         // What the link takes of the other slice's frames later is not reported any more.
         for (owed, _) in &mut lock(&self.uplink).waiting {
             *owed = owed.filter(|owed| *owed != pair);
@@ -246,16 +245,18 @@ impl Switch {
 
     /// Has the thread read the link, or the only pair if it is served here and in use.
     fn choose_reader(&self, uplink: &mut Uplink) {
+        let [port] = &self.ports[..] else {
+            return;
+        };
         let is_used = uplink.usage.is_some_and(|usage| usage.pairs > 0);
-        let (wanted, here) = match &self.ports[..] {
-            [port] if port.is_here() && is_used => (Reader::Pair, Some(&port.here)),
-            [port] => (Reader::Thread, Some(&port.here)),
-            _ => (Reader::Thread, None),
+        let wanted = match port.is_here() && is_used {
+            true => Reader::Pair,
+            false => Reader::Thread,
         };
         if uplink.reader == Reader::None || uplink.reader == wanted {
             return;
         }
-        let Some(here) = here else {
+        let Some(ready) = &port.here.ready else {
             return;
         };
         let link = uplink.link.descriptor();
@@ -265,7 +266,7 @@ impl Switch {
         };
         let of_pair = |operation| {
             let event = EpollEvent::new(EventSet::IN, LINK);
-            here.ready.ctl(operation, link, event)
+            ready.ctl(operation, link, event)
         };
         let changed = match wanted {
             Reader::Pair => of_thread(EventSet::OUT).and_then(|()| of_pair(ControlOperation::Add)),
@@ -485,6 +486,7 @@ impl Switch {
     /// Reads some frames and sends them on; whether there may be more.
     pub(crate) fn bring(&self, frame: &mut [u8]) -> bool {
         let mut more = true;
+        let queueing = lock(&self.queueing);
         for _ in 0..BATCH {
             let (length, pair) = {
                 let mut uplink = lock(&self.uplink);
@@ -513,6 +515,7 @@ impl Switch {
                 self.queue(pair, &frame[..length]);
             }
         }
+        drop(queueing);
         self.pass_on();
         more
     }
@@ -540,6 +543,27 @@ impl Switch {
 }
 
 impl HerePort {
+    fn new(is_lone: bool) -> io::Result<Self> {
+        let arrived = EventFd::new(EFD_NONBLOCK)?;
+        let ready = is_lone.then(|| -> io::Result<Epoll> {
+            let ready = Epoll::new()?;
+            let event = EpollEvent::new(EventSet::IN, WAKE);
+            ready.ctl(ControlOperation::Add, arrived.as_raw_fd(), event)?;
+            Ok(ready)
+        });
+        Ok(Self {
+            local: Mutex::default(),
+            ready: ready.transpose()?,
+            arrived,
+        })
+    }
+
+    /// What its thread waits for.
+    fn descriptor(&self) -> RawFd {
+        let ready = self.ready.as_ref().map(AsRawFd::as_raw_fd);
+        ready.unwrap_or_else(|| self.arrived.as_raw_fd())
+    }
+
     /// Has a frame wait for the pair, if there is room.
     fn queue(&self, frame: &[u8]) {
         let mut local = lock(&self.local);
@@ -681,7 +705,7 @@ impl PortLink {
 
 impl Link for PortLink {
     fn descriptor(&self) -> RawFd {
-        self.here().map_or(-1, |here| here.ready.as_raw_fd())
+        self.here().map_or(-1, HerePort::descriptor)
     }
 
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {

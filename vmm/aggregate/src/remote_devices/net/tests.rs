@@ -105,6 +105,10 @@ fn a_lone_pair_gets_each_frame_once_wherever_it_is_served() {
     }
     let there = std::mem::take(&mut *lock(&other.0));
     assert!(here.len() > ROUNDS && there.len() > ROUNDS);
+    assert!(
+        here.is_sorted() && there.is_sorted(),
+        "a frame overtook another"
+    );
     let mut all = [here, there].concat();
     all.sort_unstable();
     assert!(
