@@ -187,6 +187,8 @@ impl Listener {
 /// The launcher, as node 0 sees it.
 #[derive(Clone)]
 pub struct Launcher {
+    /// What the machine is called.
+    pub name: String,
     pub control: Arc<Control>,
     pub replies: Arc<Replies>,
     /// The vCPUs are KVM's.
@@ -408,6 +410,17 @@ struct Current {
     is_read: bool,
 }
 
+impl Current {
+    /// Calls it off if it gives way to others; whether it does and is not over.
+    fn call_off(&self) -> bool {
+        let is_called_off = self.gives_way && !self.view.is_over();
+        if is_called_off {
+            self.job.cancel();
+        }
+        is_called_off
+    }
+}
+
 /// Changes of nodes, one after the other, on a thread of their own.
 #[derive(Clone)]
 pub struct Changes {
@@ -437,10 +450,9 @@ impl Changes {
     /// Begins a change, unless one is under way.
     pub fn begin(&self, wanted: Wanted) -> Result<ChangeView, Failure> {
         let mut current = lock(&self.current);
-        if let Some(last) = current.as_ref().filter(|last| last.gives_way) {
-            // The next one begins when it has ended.
-            last.job.cancel();
-        } else if current.as_ref().is_some_and(|last| !last.view.is_over()) {
+        // Behind one that is called off the next one waits.
+        let is_in_the_way = |last: &Current| !last.view.is_over() && !last.call_off();
+        if current.as_ref().is_some_and(is_in_the_way) {
             return Err(Failure::Conflict(
                 "a node joins or leaves, or the machine migrates: wait for it, or cancel it".into(),
             ));
@@ -488,17 +500,7 @@ impl Changes {
     /// Calls off what gives way to everything else, and waits until that is over.
     pub fn give_way(&self) {
         let deadline = Instant::now() + LINGER_CHANGE;
-        let is_under_way = || {
-            let current = lock(&self.current);
-            let last = current.as_ref();
-            last.is_some_and(|last| {
-                let is_under_way = last.gives_way && !last.view.is_over();
-                if is_under_way {
-                    last.job.cancel();
-                }
-                is_under_way
-            })
-        };
+        let is_under_way = || lock(&self.current).as_ref().is_some_and(Current::call_off);
         while is_under_way() && Instant::now() < deadline {
             std::thread::sleep(LOOK);
         }
@@ -589,7 +591,7 @@ fn carry_out(
                 .map(|done| over.migrated = Some(done)),
             Wanted::Unite(node) => {
                 let done = handle.unite(launcher, node, &job);
-                say_united(node, &done, job.is_cancelled());
+                say_united(&launcher.name, node, &done, job.is_cancelled());
                 done.map(|done| over.migrated = Some(done))
             }
         };
@@ -607,21 +609,18 @@ fn carry_out(
 }
 
 /// Nobody has asked for it, so it is only in the machine's log.
-fn say_united(node: usize, done: &Result<Migrated, Refusal>, gave_way: bool) {
+fn say_united(machine: &str, node: usize, done: &Result<Migrated, Refusal>, gave_way: bool) {
+    let apart = format!("weft: vm {machine}: node 0 and node {node} of this host stay apart");
     match done {
         Ok(united) => eprintln!(
-            "weft: node 0 has what node {node} had, which was on the same host: {} vCPUs and {} of \
-             pages, in {:.1} ms; the guest stood for {:.1} ms",
+            "weft: vm {machine}: node 0 took over {} vCPUs and {} of pages from node {node} of this \
+             host in {:.1} ms; the guest stood for {:.1} ms",
             united.vcpus,
             format_bytes(united.bytes + united.switched_bytes),
             united.total_s * 1e3,
             united.pause_ns as f64 / 1e6,
         ),
-        Err(_) if gave_way => {
-            eprintln!(
-                "weft: node {node} stays beside node 0 on its host: the machine changes again"
-            );
-        }
-        Err(refusal) => eprintln!("weft: node {node} stays beside node 0 on its host: {refusal}"),
+        Err(_) if gave_way => eprintln!("{apart}: another change or a save was requested"),
+        Err(refusal) => eprintln!("{apart}: {refusal}"),
     }
 }

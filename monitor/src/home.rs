@@ -155,8 +155,7 @@ impl Start {
             }
             Self::TakeOver(takeover) => {
                 if let Some(node) = takeover.take(handle, console)? {
-                    // Where it cannot begin, both nodes stay.
-                    let _ = controlled.changes.begin(Wanted::Unite(node));
+                    controlled.unite(node);
                 }
                 Ok(())
             }
@@ -238,6 +237,7 @@ fn prepare(
     let replies = Arc::<Replies>::default();
     growth::listen(control, &machine, boot, Some(replies.clone()))?;
     let launcher = Launcher {
+        name: own.name.clone(),
         control: control.clone(),
         replies,
         is_kvm: machine.back_end() == "kvm",
@@ -401,6 +401,17 @@ fn trace(controlled: &Controlled, seconds: f64) -> Option<Box<Trace>> {
         let kept = Trace::kept(&controlled.handle, configuration, seconds);
         Box::new(kept)
     })
+}
+
+impl Controlled {
+    /// Has node 0 take over what a node of this host has.
+    fn unite(&self, node: usize) {
+        if let Err(failure) = self.changes.begin(Wanted::Unite(node)) {
+            // A user was faster.
+            let name = &self.name;
+            eprintln!("weft: vm {name}: node 0 and node {node} of this host stay apart: {failure}");
+        }
+    }
 }
 
 impl Endable for Controlled {

@@ -54,7 +54,8 @@ impl Takeover {
         }
     }
 
-    /// Takes the state, and has the machine go on when the daemon says so.
+    /// Takes the state, and has the machine go on when the daemon says so. Returns the node that
+    /// is on this host besides, if other nodes stay.
     ///
     /// # Errors
     /// Why it does not go on here.

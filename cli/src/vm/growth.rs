@@ -188,8 +188,8 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
             );
             if let [first, _, ..] = migrated.nodes[..] {
                 text += &format!(
-                    "weft: vm {machine}: node 0 gets what node {first} has, which is on the same \
-                     host and leaves then\n"
+                    "weft: vm {machine}: node 0 takes over the vCPUs and pages of node {first}, \
+                     which is on the same host and then leaves\n"
                 );
                 text += &format!(
                     "weft: vm {machine} has nodes on several hosts, and ends when its guest \
