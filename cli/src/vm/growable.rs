@@ -2,7 +2,8 @@
 
 use weft_vcpu_kvm::detect::Backend;
 
-use super::args::{BackEndArg, GrowableArg, VmRunArgs};
+use super::args::{BackEndArg, VmRunArgs};
+use super::choices::GrowableArg;
 use super::error::VmError;
 
 /// Whether the memory of a machine of one node gets a controller. That of several has one

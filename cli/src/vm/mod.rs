@@ -20,6 +20,7 @@
 
 mod args;
 mod checks;
+mod choices;
 mod error;
 mod growable;
 mod growth;
@@ -47,8 +48,9 @@ use std::time::Instant;
 
 use weft_machine::migration::{Choose, Migration};
 
-pub use args::{CpuArg, VmCommand};
+pub use args::VmCommand;
 pub use checks::checks;
+pub use choices::CpuArg;
 
 /// Does what the command says. `started`: when this process began.
 pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {

@@ -16,7 +16,8 @@ use weft_node::consent::Lender;
 use weft_node::host;
 use weft_node::rundir::{self, SWITCH_SOCKET_MAX};
 
-use super::args::{BalloonArg, LateArg, VmRunArgs};
+use super::args::VmRunArgs;
+use super::choices::{BalloonArg, LateArg};
 use super::error::VmError;
 use super::nodes::Nodes;
 use super::restore::Restored;
