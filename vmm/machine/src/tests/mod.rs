@@ -11,19 +11,22 @@ mod moves;
 mod scripted;
 
 use std::collections::BTreeSet;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use super::back_end::Chosen;
 use super::*;
 use kept::Kept;
-use scripted::{CALLS, CPUS, END_AT, END_PORT, END_VALUE, NEXT, STEPS, ScriptedBackEnd, TIMERS};
+use scripted::{
+    CALLS, CPUS, END_AT, END_PORT, END_VALUE, NEXT, STEPS, ScriptedBackEnd, Stuck, TIMERS,
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Rig {
     cpus: u32,
     deterministic: bool,
-    stuck: Option<u32>,
+    stuck: Option<Stuck>,
     end: Option<(u64, u16, u8)>,
 }
 
@@ -45,7 +48,7 @@ impl Rig {
         let chosen = Chosen {
             back_end: Box::new(ScriptedBackEnd {
                 deterministic: self.deterministic,
-                stuck: self.stuck,
+                stuck: self.stuck.clone(),
             }),
             kind: ThreadKind::SoftVcpu,
             observer: None,
@@ -335,9 +338,12 @@ fn machines_are_built_and_dropped_in_any_stage() {
 #[test]
 fn a_vcpu_that_does_not_come_back_ends_the_machine_by_name() {
     let mut rig = Rig::new(2);
-    rig.stuck = Some(0);
+    let (entered, has_entered) = mpsc::channel();
+    rig.stuck = Some(Stuck { vcpu: 0, entered });
     let (machine, _) = rig.built();
     ask(&machine, MachineRequest::Run);
+    // A pause before that would find the vCPU outside the guest.
+    has_entered.recv_timeout(PATIENCE).unwrap();
     let refusal = refused(&machine, MachineRequest::Pause);
     assert!(refusal.to_string().contains("vCPU 0"), "{refusal}");
     let Some(End::Failed { reason }) = machine.handle().wait(PATIENCE) else {

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 
 use weft_guest_memory::LOCAL_APIC;
 use weft_platform::clock::{COUNTED_HZ, host_tsc};
@@ -32,11 +33,18 @@ impl Kick for Flag {
     }
 }
 
+/// A vCPU that never comes back from the guest.
+#[derive(Clone)]
+pub struct Stuck {
+    pub vcpu: u32,
+    /// Gets a message when the vCPU has entered the guest.
+    pub entered: Sender<()>,
+}
+
 /// Makes scripted vCPUs.
 pub struct ScriptedBackEnd {
     pub deterministic: bool,
-    /// The vCPU that never comes back, if any.
-    pub stuck: Option<u32>,
+    pub stuck: Option<Stuck>,
 }
 
 impl BackEnd for ScriptedBackEnd {
@@ -54,7 +62,7 @@ impl BackEnd for ScriptedBackEnd {
             kicked: Arc::default(),
             deterministic: self.deterministic,
             budget: u64::MAX,
-            stuck: self.stuck == Some(id),
+            stuck: self.stuck.clone().filter(|stuck| stuck.vcpu == id),
         }))
     }
 }
@@ -64,7 +72,7 @@ struct Scripted {
     kicked: Arc<Flag>,
     deterministic: bool,
     budget: u64,
-    stuck: bool,
+    stuck: Option<Stuck>,
 }
 
 impl Scripted {
@@ -153,7 +161,9 @@ impl Scripted {
 
 impl Vcpu for Scripted {
     fn run(&mut self, environment: &mut dyn Environment) -> Result<Exit, VcpuError> {
-        if self.stuck {
+        if let Some(stuck) = &self.stuck {
+            // The test may have what it waited for.
+            let _ = stuck.entered.send(());
             loop {
                 std::thread::sleep(std::time::Duration::from_secs(1));
             }
