@@ -44,6 +44,7 @@
 
 mod absent;
 mod budget;
+mod cold;
 mod drain;
 mod events;
 mod evict;
@@ -78,6 +79,7 @@ use crate::state::Tables;
 use crate::types::{Access, Page};
 
 pub use budget::{Budget, Clock, Passed};
+pub use cold::ColdLook;
 pub use drain::{DrainPlan, DrainProgress, DrainTarget};
 pub use events::{
     Action, Bytes, Count, Event, Failure, Look, PrefetchList, PrefetchRun, Purpose, Sink,

@@ -12,7 +12,7 @@ pub const BLOCK_PAGES: u64 = 64;
 /// Faults in a block, within [`PERIOD`], that make it wanted.
 const FAULTS: u32 = 2;
 /// Blocks that are wanted at most, and that are known to be cold.
-const BLOCKS_MAX: usize = 1024;
+pub(super) const BLOCKS_MAX: usize = 1024;
 /// The time for which faults count, and between two looks for cold blocks.
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -68,12 +68,11 @@ impl Blocks {
         self.cold.is_empty() && self.looked.is_none_or(|looked| now >= looked + PERIOD)
     }
 
-    /// Blocks that are cold, by their history.
-    pub fn found(&mut self, mut blocks: Vec<(u8, u64)>, now: Duration) {
+    /// These are cold, the coldest first.
+    pub fn found(&mut self, blocks: Vec<u64>, now: Duration) {
         self.looked = Some(now);
-        blocks.sort_unstable();
-        blocks.truncate(BLOCKS_MAX);
-        self.cold = blocks.into_iter().rev().map(|(_, block)| block).collect();
+        self.cold = blocks;
+        self.cold.reverse();
     }
 }
 
@@ -107,8 +106,8 @@ mod tests {
     fn the_coldest_block_goes_first() {
         let mut blocks = Blocks::default();
         assert!(blocks.must_look(NOW));
-        blocks.found(vec![(0x20, 1), (0, 5), (3, 2), (0, 4)], NOW);
-        assert_eq!(blocks.cold, [1, 2, 5, 4]);
+        blocks.found(vec![4, 5, 2, 1], NOW);
+        assert_eq!(blocks.cold.last(), Some(&4));
         assert!(!blocks.must_look(NOW + PERIOD));
         blocks.cold.clear();
         assert!(!blocks.must_look(NOW), "it has just looked");

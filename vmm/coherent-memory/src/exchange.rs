@@ -7,10 +7,10 @@
 
 use std::ops::{ControlFlow, Range};
 
-use weft_dsm::controller::{DrainPlan, DrainTarget};
-use weft_dsm::{CHUNK_PAGES, NodeId};
+use weft_dsm::NodeId;
+use weft_dsm::controller::{ColdLook, DrainPlan, DrainTarget};
 
-use super::blocks::{BLOCK_PAGES, BlockMover, pages_of};
+use super::blocks::{BLOCK_PAGES, BLOCKS_MAX, BlockMover, pages_of};
 use super::counters::MemoryCounters;
 use super::history::FREE_HISTORY;
 use super::shell::{PAGE_SHIFT, SharedMemory};
@@ -87,35 +87,19 @@ impl SharedMemory {
         self.homes.count(&pages) > 0 && self.page_history().most_used(pages) <= COLD
     }
 
-    /// All blocks that can go, with their history. Free ones last: that is what the guest
-    /// allocates next.
-    fn cold_blocks(&self) -> Vec<(u8, u64)> {
-        let populated = self.populated_pages(BLOCK_PAGES);
+    /// Blocks that can go, the coldest first. Free ones are last: that is what the guest allocates
+    /// next.
+    fn cold_blocks(&self) -> Vec<u64> {
         let chunks = self.page_history().chunks();
-        let mut found = Vec::new();
-        for (chunk, used) in (0..).zip(chunks) {
-            let first = chunk * CHUNK_PAGES;
-            if self.homes.count(&(first..first + CHUNK_PAGES)) == 0 {
-                continue;
-            }
-            for block in first / BLOCK_PAGES..(first + CHUNK_PAGES) / BLOCK_PAGES {
-                let pages = pages_of(block);
-                if self.homes.count(&pages) == 0 {
-                    continue;
-                }
-                let mut history = match used {
-                    0 => 0,
-                    _ => self.page_history().most_used(pages),
-                };
-                if populated.get(block as usize) == Some(&0) {
-                    history = FREE_HISTORY.max(history);
-                }
-                if history <= COLD {
-                    found.push((history, block));
-                }
-            }
-        }
-        found
+        let look = ColdLook {
+            homes: &self.homes,
+            chunks: &chunks,
+            populated: &self.populated_pages(BLOCK_PAGES),
+            block_pages: BLOCK_PAGES,
+            most: COLD,
+            free: FREE_HISTORY,
+        };
+        look.coldest(BLOCKS_MAX, |pages| self.page_history().most_used(pages))
     }
 
     /// Moves these pages to another slice, with their management, as far as this one manages them
