@@ -159,11 +159,12 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
     if let Some(released) = &view.released {
         text += &format!(
             "weft: vm {machine} gave node {} back: {} vCPUs and {} of pages went elsewhere in \
-             {:.1} ms\n",
+             {:.1} ms, and none of these vCPUs stood for more than {:.2} ms\n",
             released.node,
             released.vcpus,
             format_bytes(released.bytes),
             released.total_s * 1e3,
+            released.pause_ns as f64 / 1e6,
         );
     }
     if let Some(migrated) = &view.migrated {
@@ -190,10 +191,6 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
                 text += &format!(
                     "weft: vm {machine}: node 0 takes over the vCPUs and pages of node {first}, \
                      which is on the same host and then leaves\n"
-                );
-                text += &format!(
-                    "weft: vm {machine} has nodes on several hosts, and ends when its guest \
-                     restarts\n"
                 );
             }
         } else if !migrated.left.is_empty() {

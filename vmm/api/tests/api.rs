@@ -255,6 +255,7 @@ impl Control for Fake {
             vcpus: 1,
             queues: 2,
             queues_stopped_ns: 3_000_000,
+            pause_ns: 15_000_000,
             bytes: 4096,
             total_s: 0.5,
             pages_s: 0.25,

@@ -228,6 +228,9 @@ pub struct Released {
     /// How long the guest stood for these.
     #[serde(default)]
     pub queues_stopped_ns: u64,
+    /// The longest time that one of these vCPUs stood.
+    #[serde(default)]
+    pub pause_ns: u64,
     /// Bytes of pages that went to other nodes.
     pub bytes: u64,
     /// From the request to the end of its links.
@@ -414,7 +417,7 @@ impl Handle {
                 job.enter(Activity::Leaving);
                 self.change(Change::Leave, node).map(|()| moved)
             });
-        let (vcpus, pages) = left.inspect_err(|_| {
+        let (vcpus, pause_ns, pages) = left.inspect_err(|_| {
             self.keep(slice, node);
             // It serves what it served before, unless the machine ends.
             let _ = self.move_queues(QueueMove::To(queues.before.clone()));
@@ -425,6 +428,7 @@ impl Handle {
             vcpus,
             queues: queues.queues,
             queues_stopped_ns: queues.stopped_ns,
+            pause_ns,
             bytes: pages.bytes,
             total_s: begun.elapsed().as_secs_f64(),
             pages_s: pages.seconds,
@@ -438,15 +442,22 @@ impl Handle {
         let _ = self.change(Change::Keep, node);
     }
 
-    /// Has vCPUs and pages go to the other members.
-    fn empty(&self, slice: &Slice, node: usize, job: &Job) -> Result<(usize, MovedPages), Refusal> {
+    /// Has vCPUs and pages go to the other members: how many vCPUs, and the longest time that one
+    /// stood.
+    fn empty(
+        &self,
+        slice: &Slice,
+        node: usize,
+        job: &Job,
+    ) -> Result<(usize, u64, MovedPages), Refusal> {
         job.enter(Activity::MovingVcpus);
-        let mut vcpus = 0;
+        let (mut vcpus, mut pause_ns) = (0, 0);
         while let Some(vcpu) = slice.locations().at(node).first().copied() {
             let left = slice.locations().at(node).len();
             job.show(|view| view.vcpus_left = left);
             job.check(RELEASE)?;
-            self.move_vcpu(vcpu, least_vcpus(slice, node))?;
+            let moved = self.move_vcpu(vcpu, least_vcpus(slice, node))?;
+            pause_ns = moved.stopped_ns.max(pause_ns);
             vcpus += 1;
         }
         job.show(|view| view.vcpus_left = 0);
@@ -461,7 +472,7 @@ impl Handle {
             .collect();
         add_room(slice, &shares).map_err(|reason| impossible(RELEASE, reason))?;
         let pages = self.move_pages(slice, node, shares, Until::Nothing, job)?;
-        Ok((vcpus, pages))
+        Ok((vcpus, pause_ns, pages))
     }
 
     /// Has the pages of a node that drains go to slices that have room, and waits until they
