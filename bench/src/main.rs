@@ -24,6 +24,7 @@ use weft_bench::vm::follow::follow;
 use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::guest::guest;
 use weft_bench::vm::home::home;
+use weft_bench::vm::join::join;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::latency::latency;
 use weft_bench::vm::memcached::memcached as vm_memcached;
@@ -34,6 +35,7 @@ use weft_bench::vm::restore::restore;
 use weft_bench::vm::save::{save_live, save_since};
 use weft_bench::vm::save_hosts::save_hosts;
 use weft_bench::vm::smemv::smemv;
+use weft_bench::vm::smemv_hosts::smemv_hosts;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::split::split;
 use weft_bench::vm::storage::storage;
@@ -43,7 +45,7 @@ use weft_bench::vm::with_disks::with_disks;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 41] = [
+const BENCHMARKS: [&str; 43] = [
     "latency",
     "unstretched",
     "throughput",
@@ -72,8 +74,10 @@ const BENCHMARKS: [&str; 41] = [
     "vm-restore",
     "vm-migrate",
     "vm-downtime",
+    "vm-join",
     "vm-split",
     "vm-smemv",
+    "vm-smemv-hosts",
     "vm-memcached",
     "vm-ping",
     "vm-home",
@@ -184,6 +188,8 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "vm-downtime" => downtime(place, &options.images(), repeat),
         "vm-split" => split(place, &options.images(), repeat),
         "vm-smemv" => smemv(place, &options.images(), repeat),
+        "vm-join" => join(place, &options.images(), repeat),
+        "vm-smemv-hosts" => smemv_hosts(place, &options.images(), repeat),
         "vm-memcached" => vm_memcached(place, &options.images(), repeat),
         "vm-ping" => vm_ping(place, &options.images(), repeat),
         "vm-home" => home(place, &options.images(), repeat),

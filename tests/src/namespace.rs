@@ -100,17 +100,19 @@ impl Pair {
     /// Shapes both directions to `rate` ("1gbit"), as `tc tbf` does it. The
     /// bucket holds one timer tick at that rate and the largest segment.
     pub fn shape(&self, rate: &str) -> Result<()> {
-        for side in ['a', 'b'] {
-            let namespace = self.name(side);
-            command(
-                "tc",
-                &format!(
-                    "-n {namespace} qdisc replace dev cable root tbf rate {rate} burst 256k latency 50ms"
-                ),
-            )?;
-        }
-        Ok(())
+        ['a', 'b']
+            .iter()
+            .try_for_each(|side| shape(&self.name(*side), "cable", rate))
     }
+}
+
+fn shape(namespace: &str, device: &str, rate: &str) -> Result<()> {
+    command(
+        "tc",
+        &format!(
+            "-n {namespace} qdisc replace dev {device} root tbf rate {rate} burst 256k latency 50ms"
+        ),
+    )
 }
 
 /// Several namespaces whose cables lead to one switch.
@@ -235,6 +237,15 @@ impl Star {
                 "ip",
                 &format!("-n {name} neigh {verb} {address} dev cable {rest}"),
             )?;
+        }
+        Ok(())
+    }
+
+    /// Shapes what each host sends and gets to `rate` ("1gbit"), as [`Pair::shape`] does.
+    pub fn shape(&self, rate: &str) -> Result<()> {
+        for host in 0..self.hosts {
+            shape(&self.name(host), "cable", rate)?;
+            shape(&self.switch(), &format!("port{host}"), rate)?;
         }
         Ok(())
     }

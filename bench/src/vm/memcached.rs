@@ -14,14 +14,16 @@ use weft_tests::boot::{Disk, Images, Monitor};
 use weft_tests::counters;
 use weft_tests::namespace::{self, Star};
 
+use super::groups::{Group, Swap};
 use super::ping::{BOUND, CLIENT, LAUNCHER, Site, TAP, in_namespace};
+use super::smemv_hosts::{PROCESSES_MIB, SWAP_MIB, SWAPPING_MIB};
 use crate::memcached::BIN;
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
 const MEMORY_MIB: u64 = 512;
 /// Each of two hosts takes half of the machine, and what it needs for pages of others.
-const HALVES: &str = "h1=260M,h2=260M";
+pub(super) const HALVES: &str = "h1=260M,h2=260M";
 /// What memcached holds: keys, and bytes of each. With its own overhead about 170 MB.
 const KEYS: u32 = 70_000;
 const VALUE_BYTES: u32 = 2_000;
@@ -36,18 +38,56 @@ const STEADY_S: f64 = 8.0;
 const RECOVERED: f64 = 0.99;
 const RECOVERED_S: f64 = 1.0;
 
-/// Where the machine goes, and whether its nodes exchange pages.
-const WAYS: [(&str, &str, &str, &str); 4] = [
-    ("to one host", "h1", "history", "auto"),
-    ("split by history", HALVES, "history", "auto"),
-    ("split by page numbers", HALVES, "order", "auto"),
-    (
-        "split by page numbers, no exchange",
-        HALVES,
-        "order",
-        "never",
-    ),
+/// Where the machine goes.
+struct Way {
+    name: &'static str,
+    to: &'static str,
+    choose: &'static str,
+    /// Whether its nodes exchange pages.
+    exchange: &'static str,
+    /// Whether the host has half of the machine's memory, and swaps.
+    swaps: bool,
+}
+
+const ONE: Way = Way {
+    name: "to one host",
+    to: "h1",
+    choose: "history",
+    exchange: "auto",
+    swaps: false,
+};
+const SPLIT: Way = Way {
+    name: "split by history",
+    to: HALVES,
+    ..ONE
+};
+const WAYS: [Way; 5] = [
+    ONE,
+    SPLIT,
+    Way {
+        name: "split by page numbers",
+        choose: "order",
+        ..SPLIT
+    },
+    Way {
+        name: "split by page numbers, no exchange",
+        choose: "order",
+        exchange: "never",
+        ..SPLIT
+    },
+    Way {
+        name: "to one host that swaps",
+        swaps: true,
+        ..ONE
+    },
 ];
+
+impl Way {
+    /// Whether the goals are for it.
+    fn is_ours(&self) -> bool {
+        self.to == HALVES && self.exchange == "auto"
+    }
+}
 
 type Samples = BTreeMap<String, Vec<f64>>;
 
@@ -56,17 +96,27 @@ pub fn memcached(place: &Place, images: &Images, repeat: usize) -> Result<Table>
     if let Some(why) = namespace::missing() {
         bail!("{why}");
     }
+    let swap = Swap::new(&place.work.join("swap"), SWAP_MIB)?;
     let mut samples = Samples::new();
     for round in 0..repeat {
-        for (number, (way, to, choose, exchange)) in WAYS.into_iter().enumerate() {
-            let site = Site::new(place, &format!("cached-{round}-{number}"), &[LAUNCHER, 1])?;
-            let measured = measure(&site, images, (to, choose, exchange));
+        for (number, way) in WAYS.iter().enumerate() {
+            let name = format!("cached-{round}-{number}");
+            let site = Site::new(place, &name, &[LAUNCHER, 1])?;
+            let group = match way.swaps {
+                true => Some(Group::of_memory(&name, SWAPPING_MIB)?),
+                false => None,
+            };
+            if let Some(group) = &group {
+                group.add(&site.daemons[0])?;
+            }
+            let measured = measure(&site, images, way);
             let (load, faults, report) =
-                measured.with_context(|| format!("{way}; {}", site.said()))?;
+                measured.with_context(|| format!("{}; {}", way.name, site.said()))?;
             site.clear()?;
-            let figures = Figures::of(&load).with_context(|| way.to_owned())?;
+            drop(group);
+            let figures = Figures::of(&load).with_context(|| way.name)?;
             let mut add = |figure: &str, value: f64| {
-                let key = format!("{way} {figure}");
+                let key = format!("{} {figure}", way.name);
                 samples.entry(key).or_default().push(value);
             };
             add("before", figures.before);
@@ -77,6 +127,7 @@ pub fn memcached(place: &Place, images: &Images, repeat: usize) -> Result<Table>
             add("total", report["total_s"].as_f64().unwrap_or(0.0));
         }
     }
+    drop(swap);
     Ok(table(&samples))
 }
 
@@ -85,7 +136,7 @@ struct Figures {
     before: f64,
     /// In the worst second since the command.
     lowest: f64,
-    /// From the end of the command.
+    /// From the end of the command; [`AFTER`]: later than that.
     recovered_s: f64,
     after: f64,
 }
@@ -111,12 +162,12 @@ impl Figures {
         let lowest = seconds.fold(f64::INFINITY, f64::min);
         let recovered = starts(until_s)
             .map_while(|start_s| Some((start_s, rate(start_s, RECOVERED_S)?)))
-            .find(|(_, rate)| *rate >= RECOVERED * after);
-        let (recovered_s, _) = recovered.context("it does not recover")?;
+            .find(|(_, rate)| *rate >= RECOVERED * after)
+            .map_or(AFTER.as_secs_f64(), |(start_s, _)| start_s - until_s);
         Ok(Figures {
             before,
             lowest,
-            recovered_s: recovered_s - until_s,
+            recovered_s: recovered,
             after,
         })
     }
@@ -129,11 +180,7 @@ fn remote_faults(site: &Site<'_>) -> Result<f64> {
 
 /// A machine whose memcached is asked while it leaves: what was counted, remote faults in the last
 /// [`STEADY_S`], and what the command reported.
-fn measure(
-    site: &Site<'_>,
-    images: &Images,
-    (to, choose, exchange): (&str, &str, &str),
-) -> Result<(Value, f64, Value)> {
+fn measure(site: &Site<'_>, images: &Images, way: &Way) -> Result<(Value, f64, Value)> {
     let root = site.shared().join("root.ext4");
     copy(&images.file("debian/root.ext4")?, &root)?;
     let mut boot = images.small(&site.place.weft)?.running(&format!(
@@ -147,7 +194,7 @@ fn measure(
     let address = Star::address(100);
     boot.words = format!("root=/dev/vda ro weft.net={address}/24");
     let net = format!("tap={TAP}");
-    let options = ["--name", "m", "--net", &net, "--exchange", exchange];
+    let options = ["--name", "m", "--net", &net, "--exchange", way.exchange];
     boot.options.extend(options.map(Into::into));
     site.start(&boot.command(Monitor::Soft))?;
     let counts = site.directory.join("load.json");
@@ -169,7 +216,7 @@ fn measure(
         ensure!(first.trim() == "filled", "memcached could not be filled");
         std::thread::sleep(BEFORE);
         writeln!(input, "step leave")?;
-        let report = site.ask(LAUNCHER, &["migrate", "m", to, "--choose", choose])?;
+        let report = site.ask(LAUNCHER, &["migrate", "m", way.to, "--choose", way.choose])?;
         writeln!(input, "done")?;
         ensure!(report["home"]["host"] == "h1", "node 0 stays: {report}");
         let steady = Duration::from_secs_f64(STEADY_S);
@@ -192,7 +239,7 @@ fn measure(
 }
 
 /// A copy without the holes: a host allows no file that has a second name.
-fn copy(file: &Path, copy: &Path) -> Result<()> {
+pub(super) fn copy(file: &Path, copy: &Path) -> Result<()> {
     let mut command = Command::new("cp");
     command.args(["--sparse=always", "--reflink=auto"]);
     let status = command.args([file, copy]).status()?;
@@ -202,7 +249,8 @@ fn copy(file: &Path, copy: &Path) -> Result<()> {
 
 fn table(samples: &Samples) -> Table {
     let about = format!(
-        "memcached in Debian, on a Linux of one vCPU ({MEMORY_MIB} MiB, software vCPU), with {KEYS} values of {VALUE_BYTES} bytes and {COLD_FILES} files of 4 MB that nobody reads again: S-memV's figures 12 and 13. A program in the network asks for random keys over 4 connections, through a bridge and a tap device, writes with one of ten operations, and checks each value. The machine leaves its host for good: to one host with room for all, or to two with half of its memory each. Hosts are network namespaces of this machine with sealed links. *Before*, *after*: operations a second in the last {STEADY_S} s; *remote faults*: of the vCPU then. *Lowest*: in the worst second. *Recovered*: from the end of the command until a second has {RECOVERED} of the rate *after*. Medians. Goals are S-memV's: 5 s, and 0.6 % less than with all of the memory on one host."
+        "memcached in Debian, on a Linux of one vCPU ({MEMORY_MIB} MiB, software vCPU), with {KEYS} values of {VALUE_BYTES} bytes and {COLD_FILES} files of 4 MB that nobody reads again: S-memV's figures 12 and 13. A program in the network asks for random keys over 4 connections, through a bridge and a tap device, writes with one of ten operations, and checks each value. The machine leaves its host for good: to one host with room for all, to two with half of its memory each, or to one that has half of it ({SWAPPING_MIB} MiB in a memory cgroup, of which {PROCESSES_MIB} are for the monitor and the daemon) and swaps to a file. Hosts are network namespaces of this machine with sealed links. *Before*, *after*: operations a second in the last {STEADY_S} s; *remote faults*: of the vCPU then. *Lowest*: in the worst second. *Recovered*: from the end of the command until a second has {RECOVERED} of the rate *after*; at most {} s are measured. Medians. Goals are S-memV's: 5 s, and 0.6 % less than with all of the memory on one host.",
+        AFTER.as_secs()
     );
     let mut table = Table::new(
         "vm-memcached",
@@ -227,15 +275,15 @@ fn table(samples: &Samples) -> Table {
         let found = samples.get(&format!("{way} {figure}"));
         median(found.map_or(&[], |found| found))
     };
-    let one = of(WAYS[0].0, "after");
-    for (way, to, _, exchange) in WAYS {
+    let one = of(ONE.name, "after");
+    for kind in &WAYS {
+        let way = kind.name;
         let all = samples.get(&format!("{way} after")).map_or(0, Vec::len);
         let rate = |figure| format!("{} /s", digits(of(way, figure)));
         let recovered = of(way, "recovered");
         let after = of(way, "after");
         let ratio = after.zip(one).map(|(after, one)| after / one);
-        let is_ours = to == HALVES && exchange == "auto";
-        let goals = match is_ours {
+        let goals = match kind.is_ours() {
             true => (Goal::AtMost(5.0), Goal::AtLeast(0.994)),
             false => (Goal::None, Goal::None),
         };

@@ -87,15 +87,21 @@ pub fn nginx(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
 /// What the guest runs until it gets a line: one worker of nginx, and its files, both
 /// on vCPU 1.
 fn script() -> String {
-    let sizes = SIZES_KIB.map(|size| size.to_string()).join(" ");
+    format!("{} read line; kill $!; wait $!", nginx_on(2, &SIZES_KIB))
+}
+
+/// Commands that start one worker of nginx with documents of these sizes on the vCPUs of a mask.
+pub(super) fn nginx_on(mask: u32, sizes_kib: &[u32]) -> String {
+    let sizes: Vec<String> = sizes_kib.iter().map(u32::to_string).collect();
+    let sizes = sizes.join(" ");
     format!(
         "mkdir /run/www; for k in {sizes}; do \
-         taskset 2 head -c ${{k}}K /dev/zero >/run/www/$k; done; \
+         taskset {mask} head -c ${{k}}K /dev/zero >/run/www/$k; done; \
          echo 'daemon off; worker_processes 1; pid /run/nginx.pid; error_log stderr; \
          events {{}} http {{ access_log off; sendfile on; client_body_temp_path /run/b; \
          proxy_temp_path /run/p; fastcgi_temp_path /run/f; uwsgi_temp_path /run/u; \
          scgi_temp_path /run/s; server {{ listen 80; root /run/www; }} }}' >/run/conf; \
-         taskset 2 nginx -e stderr -c /run/conf & read line; kill $!; wait $!"
+         taskset {mask} nginx -e stderr -c /run/conf &"
     )
 }
 
@@ -122,12 +128,7 @@ fn measure(base: &Boot, images: &Images, way: Way) -> Result<Vec<f64>> {
 
 /// Requests a second of each size.
 fn ask_all(client: &Client, guest: &mut Guest) -> Result<Vec<f64>> {
-    let deadline = Instant::now() + START;
-    while let Err(error) = client.run(SIZES_KIB[0], 1, 1, WARM_TIME_S) {
-        ensure!(Instant::now() < deadline, "no answer: {error:#}");
-        ensure!(guest.is_running()?, "the guest ended");
-        thread::sleep(Duration::from_millis(100));
-    }
+    client.wait(SIZES_KIB[0], guest)?;
     let rate = |size| {
         client.ask(size, WARM_REQUESTS, WARM_TIME_S)?;
         client.ask(size, REQUESTS, SIZE_TIME_S)
@@ -136,10 +137,10 @@ fn ask_all(client: &Client, guest: &mut Guest) -> Result<Vec<f64>> {
 }
 
 /// ApacheBench in the namespace that has the tap device.
-struct Client(Vec<OsString>);
+pub(super) struct Client(Vec<OsString>);
 
 impl Client {
-    fn new(images: &Images, host: &TapHost) -> Result<Self> {
+    pub fn new(images: &Images, host: &TapHost) -> Result<Self> {
         let mut words = host.prefix();
         let program = images.file("clients/ab")?;
         words.push(images.file("clients/ld-linux-x86-64.so.2")?.into());
@@ -149,8 +150,19 @@ impl Client {
         Ok(Self(words))
     }
 
+    /// Waits until the guest answers.
+    pub fn wait(&self, size_kib: u32, guest: &mut Guest) -> Result<()> {
+        let deadline = Instant::now() + START;
+        while let Err(error) = self.run(size_kib, 1, 1, WARM_TIME_S) {
+            ensure!(Instant::now() < deadline, "no answer: {error:#}");
+            ensure!(guest.is_running()?, "the guest ended");
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
     /// Requests per second and the number of requests; fewer when they take longer than `time_s`.
-    fn ask(&self, size_kib: u32, requests: u32, time_s: u32) -> Result<f64> {
+    pub fn ask(&self, size_kib: u32, requests: u32, time_s: u32) -> Result<f64> {
         let said = match self.run(size_kib, requests, CONNECTIONS, time_s) {
             // ApacheBench may stop writing to connections that are established, waits for
             // answers, and gives up: one run in some thirty, whatever the way. A connection

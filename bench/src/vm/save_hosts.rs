@@ -2,19 +2,17 @@
 //! how long the same machine on one host needs.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use nix::sys::stat::{major, minor};
 use serde_json::{Value, json};
 use weft_tests::boot::{Images, Monitor};
 use weft_tests::guest::Guest;
 use weft_tests::namespace;
 
+use super::groups::Group;
 use super::ping::{BOUND, LAUNCHER, NAMES, Site};
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
@@ -67,7 +65,8 @@ pub fn save_hosts(place: &Place, images: &Images, repeat: usize) -> Result<Table
                 &format!("save-hosts-{round}-{way}"),
                 &[LAUNCHER, LAUNCHER + 1],
             )?;
-            let limits = [Limit::new("one", place)?, Limit::new("two", place)?];
+            let limit = |name| Group::of_a_disk(name, &place.work, DISK_MB);
+            let limits = [limit("one")?, limit("two")?];
             let figures = measure(&site, &limits, images, way);
             let figures = figures.with_context(|| (*name).to_owned())?;
             site.clear()?;
@@ -82,58 +81,15 @@ pub fn save_hosts(place: &Place, images: &Images, repeat: usize) -> Result<Table
     Ok(table(&samples))
 }
 
-/// A group of processes whose writes to a disk are limited.
-struct Limit(PathBuf);
-
-impl Limit {
-    /// For the disk of the measurement's files.
-    fn new(name: &str, place: &Place) -> Result<Limit> {
-        let group = Path::new("/sys/fs/cgroup/blkio")
-            .join(format!("weft-bench-{}-{name}", std::process::id()));
-        fs::create_dir(&group).context("a cgroup v1 with the controller blkio is needed")?;
-        let limit = Limit(group);
-        let device = fs::metadata(&place.work)?.dev();
-        let line = format!(
-            "{}:{} {}",
-            major(device),
-            minor(device),
-            DISK_MB * 1_000_000
-        );
-        fs::write(limit.0.join("blkio.throttle.write_bps_device"), line)
-            .context("the disk's writes cannot be limited")?;
-        Ok(limit)
-    }
-
-    fn processes(&self) -> PathBuf {
-        self.0.join("cgroup.procs")
-    }
-
-    /// Words before a command that runs in it.
-    fn prefix(&self) -> Vec<OsString> {
-        let enter = format!(
-            "echo $$ >{} && exec \"$0\" \"$@\"",
-            self.processes().display()
-        );
-        vec!["sh".into(), "-c".into(), enter.into()]
-    }
-}
-
-impl Drop for Limit {
-    fn drop(&mut self) {
-        // What is left in it when a measurement failed ends later.
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
 fn measure(
     site: &Site<'_>,
-    [own, other]: &[Limit; 2],
+    [own, other]: &[Group; 2],
     images: &Images,
     way: usize,
 ) -> Result<Vec<(&'static str, f64)>> {
     let (_, shape, saves) = WAYS[way];
     for daemon in &site.daemons {
-        fs::write(other.processes(), daemon.pid().to_string())?;
+        other.add(daemon)?;
     }
     let script = format!(
         "mkdir /m; mount -t tmpfs -o size=300M none /m; for cpu in 1 2; do \
@@ -203,7 +159,7 @@ fn measure(
 }
 
 /// `weft` on the launcher's host, limited.
-fn weft<S: AsRef<str>>(site: &Site<'_>, limit: &Limit, words: &[S]) -> Result<Command> {
+fn weft<S: AsRef<str>>(site: &Site<'_>, limit: &Group, words: &[S]) -> Result<Command> {
     // The namespace has no groups in its /sys.
     let mut prefix = limit.prefix();
     prefix.extend(site.star.prefix(LAUNCHER));

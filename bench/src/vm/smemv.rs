@@ -15,7 +15,7 @@ use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
 /// Memory of the machine that sorts, in MiB.
-const SORT_MIB: u64 = 512;
+pub(super) const SORT_MIB: u64 = 512;
 /// Files of 4 MB that nobody reads again. Between each two of them one of the same size was
 /// removed, so what the sort uses is spread over all of the memory.
 const COLD_FILES: u32 = 50;
@@ -25,12 +25,12 @@ const COLD_S: u32 = 10;
 const LINES_MB: u32 = 36;
 const LINE: u32 = 20;
 /// The guest boots and fills its memory, or sorts, within this.
-const BOUND: Duration = Duration::from_secs(300);
+pub(super) const BOUND: Duration = Duration::from_secs(300);
 
-const READY: &str = "sort: ready";
-const BEGINS: &str = "sort: begins";
-const ENDS: &str = "sort: ends";
-const SUM: &str = "sort: sum ";
+pub(super) const READY: &str = "sort: ready";
+pub(super) const BEGINS: &str = "sort: begins";
+pub(super) const ENDS: &str = "sort: ends";
+pub(super) const SUM: &str = "sort: sum ";
 
 /// Two machines, the second with six times the memory of the first, as in the paper: MiB, MB
 /// that the program has, and MB of them that it writes to. The kernel and the initial RAM disk
@@ -165,14 +165,8 @@ fn go(place: &Place, name: &str, way: Way, memory_mib: u64) -> Result<(f64, f64)
 
 type Figures = Vec<(&'static str, f64)>;
 
-/// A sort in a machine that goes elsewhere, if at all, this long after its begin; and the sum
-/// of its output.
-fn sort(
-    place: &Place,
-    base: &Boot,
-    name: &str,
-    split: Option<(Course, Duration)>,
-) -> Result<(Figures, String)> {
+/// A machine that fills its memory, waits for a line, and sorts; it ends after another line.
+pub(super) fn sorting(base: &Boot) -> Boot {
     let mut boot = base.running(&format!(
         "cd /run || mkdir /run; mount -t tmpfs -o size=100% none /run; cd /run; \
          export LC_ALL=C TMPDIR=/run; i=0; while [ $i -lt {COLD_FILES} ]; do \
@@ -182,6 +176,18 @@ fn sort(
          sort lines | md5sum | sed 's/^/{SUM}/'; echo {ENDS}; read line"
     ));
     boot.memory_mib = SORT_MIB;
+    boot
+}
+
+/// A sort in a machine that goes elsewhere, if at all, this long after its begin; and the sum
+/// of its output.
+fn sort(
+    place: &Place,
+    base: &Boot,
+    name: &str,
+    split: Option<(Course, Duration)>,
+) -> Result<(Figures, String)> {
+    let boot = sorting(base);
     let started = Instant::now();
     let exchange = split.map_or("auto", |(course, _)| course.exchange());
     let mut guest = start(place, boot, name, exchange)?;
