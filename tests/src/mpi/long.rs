@@ -109,7 +109,7 @@ fn one_round(bench: &Bench<'_>) -> Result<String> {
     // All who take part work while they are there; what is left of it at the end is done then.
     let size = (bench.plan.seconds as f64 * PAIRS / bench.plan.at_once as f64)
         .log2()
-        .ceil()
+        .round()
         .clamp(26.0, 36.0) as u32;
     let (program, size_text, list) = (user.ep(), size.to_string(), list.to_string_lossy());
     let words = [
