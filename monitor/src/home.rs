@@ -371,6 +371,11 @@ impl Prepared {
         let guest_time_s = status.map_or(0.0, |status| status.guest_time_ns as f64 / 1e9);
         let counters = answers.then(|| self.controlled.counters().ok()).flatten();
         let counters = counters.map_or_else(BTreeMap::new, |counters| counters.counters);
+        // All pages are looked at.
+        let shares = match &end {
+            End::Reset | End::TripleFault { .. } => self.controlled.handle.shares(),
+            _ => Vec::new(),
+        };
         let trace = answers
             .then(|| trace(&self.controlled, run_time_s))
             .flatten();
@@ -388,6 +393,7 @@ impl Prepared {
             boot_time_s: boot.map(|time| time.as_secs_f64()),
             run_time_s,
             guest_time_s,
+            shares,
             console_bytes_lost: self.output.lost(),
             counters,
             trace,

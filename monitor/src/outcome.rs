@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use weft_api::BackEndView;
-use weft_machine::End;
+use weft_machine::{End, Share};
 
 use crate::trace::Trace;
 
@@ -28,6 +28,9 @@ pub struct Outcome {
     pub run_time_s: f64,
     /// Guest time at the end.
     pub guest_time_s: f64,
+    /// What each node had, by its number, if the guest reset itself; empty for a machine of one
+    /// node that could not grow.
+    pub shares: Vec<(usize, Share)>,
     /// Console output that nobody took in time.
     pub console_bytes_lost: u64,
     /// All numbers at the end.

@@ -25,6 +25,7 @@ mod error;
 mod growable;
 mod growth;
 mod kept;
+mod next_life;
 mod nodes;
 mod outcome;
 mod placed;

@@ -155,6 +155,7 @@ mod tests {
             boot_time_s: Some(0.1),
             run_time_s: 2.0,
             guest_time_s: 2.0,
+            shares: Vec::new(),
             console_bytes_lost: 0,
             counters: BTreeMap::new(),
             trace: None,

@@ -46,6 +46,8 @@ pub struct Plan {
     pub api: Option<PathBuf>,
     /// A reset starts the guest again.
     pub reboot: bool,
+    /// It does so on the hosts that it had at its end, not on those of its start.
+    pub stays_on_hosts: bool,
     /// Marks the end of boot on the console.
     pub ready: Option<String>,
     /// Whom to become.
@@ -105,6 +107,7 @@ impl Plan {
             console: args.console.clone(),
             api: args.api.clone(),
             reboot: !args.no_reboot,
+            stays_on_hosts: false,
             ready: args.ready.clone(),
             identity: privilege::choose(args.user.as_deref(), sudo_uid.as_deref())?,
             confine: args.confine.into(),

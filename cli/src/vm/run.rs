@@ -7,6 +7,7 @@
 //! says what happened. The machine's processes give up what they can and die with this
 //! one.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,6 +33,7 @@ use weft_platform::clock::{Reference, TscMeasurement, begin_tsc_measurement};
 use super::args::VmRunArgs;
 use super::error::{EXIT_SETUP, EXIT_TRIPLE_FAULT, VmError};
 use super::kept;
+use super::next_life;
 use super::outcome::{self, Report};
 use super::placed::{self, Checked};
 use super::plan::Plan;
@@ -226,9 +228,10 @@ fn supervise(
     let signals = machine::take_signals()?;
     let terminal = Terminal::remember(plan);
     let (mut restarts, mut crashes) = (0, 0);
+    let mut plan = Cow::Borrowed(plan);
     loop {
         let life = Life {
-            plan,
+            plan: &plan,
             registry,
             arrival: arrival.take(),
             started,
@@ -274,6 +277,11 @@ fn supervise(
             "weft: {}; restarting",
             outcome::sentence(&plan.name, &outcome)
         );
+        if plan.stays_on_hosts {
+            let next = next_life::plan(&plan, &lived.hosts, &outcome.shares);
+            let next = next.map_err(|why| VmError::Option(format!("its next life: {why}")))?;
+            plan = Cow::Owned(next);
+        }
         restarts += 1;
         started = Instant::now();
         tsc = begin_tsc_measurement();

@@ -152,6 +152,7 @@ fn plan(order: &HomeOrder) -> anyhow::Result<Plan> {
         console: ConsoleArg::Socket(None),
         api: None,
         reboot: false,
+        stays_on_hosts: !order.nodes.is_empty(),
         ready: None,
         identity,
         confine: Confine::Enforce,

@@ -4,8 +4,9 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use weft_aggregate::Slice;
+use weft_aggregate::{Share, Slice};
 use weft_coherent_memory::{SliceFaults, SlicePages};
+use weft_vcpu::PAGE_SIZE;
 use weft_virtio::balloon::BalloonHandle;
 use weft_virtio::console::ConsoleHandle;
 
@@ -149,6 +150,20 @@ impl Handle {
     pub fn members(&self) -> Vec<usize> {
         let slice = self.slice.as_ref();
         slice.map_or(vec![0], |slice| slice.members().into_iter().collect())
+    }
+
+    /// What each node has: vCPUs, and the part of RAM that it manages; after the machine's end, too.
+    /// On the primary.
+    pub fn shares(&self) -> Vec<(usize, Share)> {
+        let Some(slice) = &self.slice else {
+            return Vec::new();
+        };
+        let share = |node| Share {
+            cpus: slice.locations().at(node).len() as u32,
+            memory_bytes: slice.managed_pages(node) * PAGE_SIZE,
+        };
+        let members = slice.members().into_iter();
+        members.map(|node| (node, share(node))).collect()
     }
 
     /// The state of a paused machine, without its memory.

@@ -106,9 +106,7 @@ impl Machine<'_> {
         let is_first = step == HomeStep::Prepare;
         self.is_let_go |= step == HomeStep::LetGo;
         let plan = &self.aggregate.workload.plan;
-        // A guest that restarts would need all nodes anew.
-        let stays_alone = self.aggregate.nodes.len() == 1;
-        let files = match is_first && stays_alone {
+        let files = match is_first {
             true => BootFiles::open(&plan.boot_files),
             false => BootFiles::default(),
         };

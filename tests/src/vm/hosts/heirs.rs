@@ -3,6 +3,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -15,8 +16,13 @@ use crate::aggregate::Copies;
 use crate::counters;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 4] = [
+pub(super) const CHECKS: [(&str, usize, Check); 5] = [
     ("home, to several hosts and on", 4, to_several_hosts),
+    (
+        "home, to several hosts, where its guest restarts",
+        3,
+        restarts,
+    ),
     ("home, to several hosts, with its network", 3, with_network),
     ("home, to several hosts, with its disk", 3, with_disk),
     ("home, to several hosts, whatever is killed", 2, killed),
@@ -131,6 +137,53 @@ fn to_several_hosts(site: &mut Site<'_>) -> Result<String> {
     site.stop_at(at)?;
     site.all_given_back()?;
     Ok(format!("{right}; stood for {stopped_us:?} us"))
+}
+
+/// A machine that went to two hosts for good starts anew on both, as often as its guest restarts, and
+/// goes on to another. Where the second host lends too little for that, it ends, and says why.
+fn restarts(site: &mut Site<'_>) -> Result<String> {
+    let script = "nproc; echo at work; read word; echo got $word\" weft.reboot \"";
+    site.start_as(&site.home, &[], script)?;
+    at_work(site)?;
+    let again = |at: usize, count: usize| -> Result<()> {
+        let mut console = site.console_at(at)?;
+        console.write("again\n")?;
+        let got = console.wait_for("got again", LONG_BOUND);
+        ensure!(got.is_some(), "the console types nothing");
+        wait_until("the guest to restart", || {
+            let listed = site.machines_at(at)?;
+            Ok(listed.len() == 1 && listed[0]["restarts"] == count)
+        })?;
+        // Its console has nothing of the life before.
+        let works = site.console_at(at)?.wait_for("at work", LONG_BOUND);
+        ensure!(works.is_some(), "the next life does not boot");
+        Ok(())
+    };
+    site.spread(0, &[1, 2], mode(0))?;
+    for count in 1..=2 {
+        again(1, count).with_context(|| format!("restart {count}"))?;
+        wait_until("a slice on each host", || Ok(site.slices()? == [1, 1, 0]))?;
+    }
+    site.spread(1, &[3, 2], mode(1))?;
+    again(3, 1)?;
+    wait_until("a slice on each host", || Ok(site.slices()? == [0, 1, 1]))?;
+    // Less than its part: what it has is not taken away, and the command waits.
+    let mut lend = site.weft_at(2, &["node", "lend", "--memory", "8M"]);
+    let mut lend = lend.stderr(Stdio::null()).spawn()?;
+    wait_until("the host to lend less", || {
+        Ok(site.listed()?[1]["memory_bytes"] == 8 << 20)
+    })?;
+    let mut console = site.console_at(3)?;
+    console.write("again\n")?;
+    let log = site.run_directory(3).join("weft/vm/m.log");
+    let said = || fs::read_to_string(&log).with_context(|| log.display().to_string());
+    wait_until("the reason", || Ok(said()?.contains("no room on node h2")))
+        .with_context(|| said().unwrap_or_default())?;
+    lend.kill()?;
+    lend.wait()?;
+    ensure!(site.machines_at(3)?.is_empty(), "it runs");
+    wait_until("all to be given back", || Ok(site.slices()? == [0, 0, 0]))?;
+    Ok(String::new())
 }
 
 /// A machine goes to two hosts and on to one, while another host fetches files from it. On the first
