@@ -383,8 +383,9 @@ pub struct VmRunArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub spare: Option<u64>,
     /// Whether vCPUs of several nodes move by themselves to where their remote faults go:
-    /// never, where it pays (`auto`), or after this many remote faults since the last move,
-    /// 1 to 4194304 (back end `soft`)
+    /// never, where it seems to pay (`auto`), or after this many remote faults since the last
+    /// move, 1 to 4194304 (back end `soft`). For programs that read far memory in sequence, again
+    /// and again: those that use memory of several nodes alike can need twice the time
     #[arg(long, value_name = "auto|never|COUNT", default_value = "never",
         value_parser = parse_follow)]
     pub follow: Follow,
