@@ -371,7 +371,6 @@ impl Prepared {
         let guest_time_s = status.map_or(0.0, |status| status.guest_time_ns as f64 / 1e9);
         let counters = answers.then(|| self.controlled.counters().ok()).flatten();
         let counters = counters.map_or_else(BTreeMap::new, |counters| counters.counters);
-        // All pages are looked at.
         let shares = match &end {
             End::Reset | End::TripleFault { .. } => self.controlled.handle.shares(),
             _ => Vec::new(),

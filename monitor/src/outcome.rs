@@ -28,8 +28,7 @@ pub struct Outcome {
     pub run_time_s: f64,
     /// Guest time at the end.
     pub guest_time_s: f64,
-    /// What each node had, by its number, if the guest reset itself; empty for a machine of one
-    /// node that could not grow.
+    /// What each of several nodes had, by its number, if the guest reset itself.
     pub shares: Vec<(usize, Share)>,
     /// Console output that nobody took in time.
     pub console_bytes_lost: u64,

@@ -159,13 +159,18 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
     if let Some(released) = &view.released {
         text += &format!(
             "weft: vm {machine} gave node {} back: {} vCPUs and {} of pages went elsewhere in \
-             {:.1} ms, and none of these vCPUs stood for more than {:.2} ms\n",
+             {:.1} ms\n",
             released.node,
             released.vcpus,
             format_bytes(released.bytes),
             released.total_s * 1e3,
-            released.pause_ns as f64 / 1e6,
         );
+        if released.vcpus > 0 {
+            text += &format!(
+                "weft: vm {machine}: none of these vCPUs stood for more than {:.2} ms\n",
+                released.pause_ns as f64 / 1e6,
+            );
+        }
     }
     if let Some(migrated) = &view.migrated {
         text += &format!(

@@ -26,18 +26,21 @@ pub fn plan(
     let (own, others) = divide(whole, others);
     let (hosts, others): (Vec<String>, Vec<Share>) = others.into_iter().unzip();
     configuration.slices = [vec![own], others].concat();
-    // A host lends no more than its part and this, where nobody said.
     let placement = Placement::unchecked(configuration.slices.clone());
-    let spare = configuration.spare_bytes;
-    configuration.spare_bytes = match hosts.is_empty() {
-        true => None,
-        false => spare.or(Some(placement.spare_bytes_min())),
-    };
+    configuration.spare_bytes = spare(configuration.spare_bytes, &placement);
     configuration.validate()?;
     next.nodes.count = configuration.slices.len();
     next.nodes.shares = configuration.slices.clone();
     next.nodes.hosts = hosts;
     Ok(next)
+}
+
+/// What each node may use beside its part. A host lends no more than the least, where nobody said;
+/// that of the last life is too little where a node has more vCPUs now.
+fn spare(last: Option<u64>, placement: &Placement) -> Option<u64> {
+    let least = placement.spare_bytes_min();
+    let is_one = placement.slices() == 1;
+    (!is_one).then(|| last.map_or(least, |spare| spare.max(least)))
 }
 
 /// What each other host had, in the order of nodes.
@@ -125,6 +128,17 @@ mod tests {
     fn each_host_has_what_it_had() {
         let all = divided(share(3, 256), &[share(1, 100), share(1, 60)]);
         assert_eq!(all, [share(1, 96), share(1, 100), share(1, 60)]);
+    }
+
+    #[test]
+    fn each_node_has_enough_to_spare() {
+        let two = |cpus| Placement::unchecked(vec![share(cpus, 64), share(2 - cpus, 64)]);
+        let (apart, together) = (two(1), two(2));
+        let first = spare(None, &apart);
+        assert_eq!(first, Some(apart.spare_bytes_min()));
+        assert_eq!(spare(first, &together), Some(together.spare_bytes_min()));
+        assert_eq!(spare(Some(MIB << 10), &apart), Some(MIB << 10));
+        assert_eq!(spare(first, &Placement::whole(2, 128 * MIB)), None);
     }
 
     #[test]

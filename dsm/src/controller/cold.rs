@@ -71,7 +71,8 @@ mod tests {
 
     const BLOCK: u64 = CHUNK_PAGES / 8;
 
-    /// Of three chunks, of which the node manages all but block 1; block 23 has no memory.
+    /// The coldest blocks of a node that manages all of three chunks but block 1. Block 23 has no
+    /// memory.
     fn coldest(count: usize) -> Vec<u64> {
         let homes = Homes::new(0..3 * CHUNK_PAGES, 3 * CHUNK_PAGES);
         (BLOCK..2 * BLOCK).for_each(|page| homes.set(page, false));

@@ -152,8 +152,8 @@ impl Handle {
         slice.map_or(vec![0], |slice| slice.members().into_iter().collect())
     }
 
-    /// What each node has: vCPUs, and the part of RAM that it manages; after the machine's end, too.
-    /// On the primary.
+    /// What each of several nodes has: vCPUs, and the part of RAM that it manages, for which all
+    /// pages are looked at. After the machine's end, too. On the primary.
     pub fn shares(&self) -> Vec<(usize, Share)> {
         let Some(slice) = &self.slice else {
             return Vec::new();
@@ -162,8 +162,13 @@ impl Handle {
             cpus: slice.locations().at(node).len() as u32,
             memory_bytes: slice.managed_pages(node) * PAGE_SIZE,
         };
-        let members = slice.members().into_iter();
-        members.map(|node| (node, share(node))).collect()
+        match self.members() {
+            members if members.len() > 1 => {
+                let shares = members.into_iter().map(|node| (node, share(node)));
+                shares.collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// The state of a paused machine, without its memory.

@@ -159,8 +159,11 @@ fn restarts(site: &mut Site<'_>) -> Result<String> {
         ensure!(works.is_some(), "the next life does not boot");
         Ok(())
     };
-    site.spread(0, &[1, 2], mode(0))?;
-    for count in 1..=2 {
+    let moved = site.spread(0, &[1, 2], mode(0))?;
+    let other = moved["nodes"][1].to_string();
+    // Apart in the second life, together in the third.
+    for (count, to) in [(1, other.as_str()), (2, "0")] {
+        site.ask_at(1, &["vm", "move", "m", "--vcpu", "1", "--to", to, "--json"])?;
         again(1, count).with_context(|| format!("restart {count}"))?;
         wait_until("a slice on each host", || Ok(site.slices()? == [1, 1, 0]))?;
     }
