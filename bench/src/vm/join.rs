@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
-use weft_tests::boot::{Boot, Disk, Images, Monitor};
+use weft_tests::boot::{Boot, Images, Monitor};
 use weft_tests::guest::Guest;
 use weft_tests::namespace::{self, TapHost};
 
 use super::aggregate::number_after;
-use super::nginx::{Client, nginx_on};
+use super::nginx::{Client, base, nginx_on};
 use crate::program::Place;
 use crate::raw::{self, Kind};
 use crate::results::{Goal, Table, digits, median};
@@ -69,11 +69,7 @@ pub fn join(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     if let Some(why) = namespace::missing() {
         bail!("{why}");
     }
-    let mut base = images.aggregate(&place.weft)?;
-    base.cpus = 2;
-    base.memory_mib = 512;
-    base.disks = vec![Disk::new(&images.file("debian/root.ext4")?).read_only()];
-    base.words = format!("root=/dev/vda ro weft.net={}/24", TapHost::GUEST);
+    let base = base(place, images)?;
     let mut samples = Samples::new();
     for _ in 0..repeat {
         for load in LOADS {
@@ -157,7 +153,7 @@ fn phases(place: &Place, client: &Client, guest: &mut Guest, load: Load) -> Resu
             thread::sleep(BEFORE);
             let report = match phase {
                 RAW => raw::measure(Kind::Tcp, &place.work)
-                    .map(|raw| json!({ "stream": raw.cold_bytes_per_s })),
+                    .map(|raw| json!({ "raw": { "stream": raw.cold_bytes_per_s } })),
                 JOIN => place.ask_machine(&["grow", "j", "--memory", "300M"]),
                 LEAVE => place.ask_machine(&["release", "j", "1"]),
                 _ => Ok(Value::Null),
@@ -168,26 +164,22 @@ fn phases(place: &Place, client: &Client, guest: &mut Guest, load: Load) -> Resu
         let over = guest.wait_for(&format!("{OVER} {phase}"), BOUND);
         ensure!(over.is_some(), "{phase}: the probes do not end");
         figures.extend(rate.map(|rate| (format!("{phase} rate"), rate)));
-        let of = |change: &str, figure: &str| report[change][figure].as_f64();
+        let of = |change: &str, figure: &str| {
+            let value = report[change][figure].as_f64();
+            value.with_context(|| format!("no {figure} in {report}"))
+        };
         match phase {
-            RAW => figures.push((
-                "stream".into(),
-                report["stream"].as_f64().unwrap_or(f64::NAN),
-            )),
+            RAW => figures.push(("stream".into(), of("raw", "stream")?)),
             JOIN => {
-                let total_s = of("grown", "total_s").context("no time of the join")?;
-                let join_s = of("grown", "join_s").context("no time of the join")?;
-                figures.push(("join total".into(), total_s));
-                figures.push(("join member".into(), join_s));
+                figures.push(("join total".into(), of("grown", "total_s")?));
+                figures.push(("join member".into(), of("grown", "join_s")?));
             }
             LEAVE => {
-                let [bytes, pages_s, total_s] = ["bytes", "pages_s", "total_s"]
-                    .map(|figure| of("released", figure).unwrap_or(f64::NAN));
-                let paused_ns = of("released", "pause_ns").unwrap_or(f64::NAN);
-                figures.push(("leave total".into(), total_s));
+                let (bytes, pages_s) = (of("released", "bytes")?, of("released", "pages_s")?);
+                figures.push(("leave total".into(), of("released", "total_s")?));
                 figures.push(("leave mb".into(), bytes / 1e6));
                 figures.push(("leave rate of pages".into(), bytes / pages_s));
-                figures.push(("leave pause".into(), paused_ns / 1e6));
+                figures.push(("leave pause".into(), of("released", "pause_ns")? / 1e6));
             }
             _ => {}
         }
@@ -197,7 +189,7 @@ fn phases(place: &Place, client: &Client, guest: &mut Guest, load: Load) -> Resu
 
 fn table(samples: &Samples) -> Table {
     let about = format!(
-        "A Linux of two vCPUs (Debian's user land, the aggregate kernel, 512 MiB, software vCPUs) on two nodes of this host (TCP, sealed). A third node joins; then node 1 leaves, with vCPU 1 and {TEXT_MB} MB of text that nobody uses in its memory. Meanwhile nginx answers ApacheBench (documents of {DOCUMENT_KIB} KiB, 10 at a time), or NPB's IS runs in two processes. A probe on each vCPU works each 1 ms for {PROBED_S} s; *gap* is the longest time between two rounds of either, in a phase without a change and in those with one, with all waits for pages and for a processor: the goal is 10 ms more than without. Three nodes, the guest and the client share the processors of this host. *Pages*: the bytes that left in the time in which pages moved, against one raw stream from memory to memory, without encryption, beside the same programs. *vCPU stood*: that which moved; no other is stopped. Medians."
+        "A Linux of two vCPUs (Debian's user land, the aggregate kernel, 512 MiB, software vCPUs) on two nodes of this host (TCP, not encrypted). A third node joins; then node 1 leaves, with vCPU 1 and {TEXT_MB} MB of text that nobody uses in its memory. Meanwhile nginx answers ApacheBench (documents of {DOCUMENT_KIB} KiB, 10 at a time), or NPB's IS runs in two processes. A probe on each vCPU works each 1 ms for {PROBED_S} s; *gap* is the longest time between two rounds of either, in a phase without a change and in those with one, with all waits for pages and for a processor: the goal is 10 ms more than without. Three nodes, the guest and the client share the processors of this host. *Pages*: the bytes that left in the time in which pages moved, against one raw stream from memory to memory beside the same programs. *vCPU stood*: that which moved; no other is stopped. Medians."
     );
     let columns = [
         "what",

@@ -66,12 +66,7 @@ pub fn nginx(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     if let Some(why) = namespace::missing() {
         bail!("{why}");
     }
-    // Of both kernels that which is made for several nodes, on one node, too.
-    let mut base = images.aggregate(&place.weft)?;
-    base.cpus = 2;
-    base.memory_mib = 512;
-    base.disks = vec![Disk::new(&images.file("debian/root.ext4")?).read_only()];
-    base.words = format!("root=/dev/vda ro weft.net={}/24", TapHost::GUEST);
+    let base = base(place, images)?;
     let mut samples = Samples::new();
     for _ in 0..repeat {
         for way in Way::ALL {
@@ -82,6 +77,17 @@ pub fn nginx(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
         }
     }
     Ok(table(&samples))
+}
+
+/// A guest of two vCPUs, and a network, with Debian's user land. Of both kernels it has that which is
+/// made for several nodes, on one node, too.
+pub(super) fn base(place: &Place, images: &Images) -> Result<Boot> {
+    let mut base = images.aggregate(&place.weft)?;
+    base.cpus = 2;
+    base.memory_mib = 512;
+    base.disks = vec![Disk::new(&images.file("debian/root.ext4")?).read_only()];
+    base.words = format!("root=/dev/vda ro weft.net={}/24", TapHost::GUEST);
+    Ok(base)
 }
 
 /// What the guest runs until it gets a line: one worker of nginx, and its files, both
