@@ -20,7 +20,7 @@ use weft_bench::vm::aggregate;
 use weft_bench::vm::checkpoint::checkpoint;
 use weft_bench::vm::devices::devices;
 use weft_bench::vm::downtime::downtime;
-use weft_bench::vm::follow::follow;
+use weft_bench::vm::follow::{follow, follow_gigabit};
 use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::guest::guest;
 use weft_bench::vm::home::home;
@@ -45,7 +45,7 @@ use weft_bench::vm::with_disks::with_disks;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 43] = [
+const BENCHMARKS: [&str; 44] = [
     "latency",
     "unstretched",
     "throughput",
@@ -68,6 +68,7 @@ const BENCHMARKS: [&str; 43] = [
     "vm-nodes-nginx",
     "vm-vcpu-move",
     "vm-follow",
+    "vm-follow-gigabit",
     "vm-checkpoint",
     "vm-save-live",
     "vm-save-since",
@@ -180,6 +181,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "placement" => return placement(place, repeat),
         "cluster-figure-14" => figure_14(place, &options.images(), repeat),
         "vm-follow" => follow(place, &options.images(), repeat),
+        "vm-follow-gigabit" => follow_gigabit(place, &options.images(), repeat),
         "vm-checkpoint" => checkpoint(place, &options.images(), repeat),
         "vm-save-live" => save_live(place, &options.images(), repeat),
         "vm-save-since" => save_since(place, &options.images(), repeat),

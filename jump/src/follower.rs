@@ -167,6 +167,12 @@ impl Follower {
         }
     }
 
+    /// Whether pages of `slice` had better come to the vCPU: it has tried to go there, and that
+    /// did not pay.
+    pub fn stays_away_from(&self, slice: usize) -> bool {
+        self.policy.stays_away_from(slice)
+    }
+
     /// Time passes: an old request was refused, a quiet time ends.
     fn pass(&mut self, now: Duration) {
         match self.stage {

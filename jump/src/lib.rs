@@ -261,6 +261,15 @@ impl Policy {
         self.base as usize
     }
 
+    /// Whether the execution is where it stays, and has learned that going to `node` does not
+    /// pay: its pages had better come here. The last trial there did not pay, nor did those
+    /// before since one that did; with another kind than `auto`, never.
+    pub fn stays_away_from(&self, node: usize) -> bool {
+        self.kind == JUMP_AUTO
+            && self.here == self.base
+            && self.thresholds[node] > threshold_start(self.trial_faults)
+    }
+
     /// The threshold for going to a node, in remote faults.
     #[cfg(test)]
     fn threshold(&self, node: usize) -> u32 {
@@ -381,7 +390,10 @@ impl Policy {
             self.lost = self.lost.saturating_sub(saved - spent);
         } else {
             *threshold = (*threshold * 2).min(THRESHOLD_MAX);
-            self.lost = self.lost.saturating_add(spent - saved);
+            // What was not lost so far is no credit: a long time without trials would pay for
+            // many at once.
+            let lost = self.lost.max(self.elapsed / SMALL_PART);
+            self.lost = lost.saturating_add(spent - saved);
         }
         saved > spent
     }
@@ -650,6 +662,34 @@ mod tests {
         world.scattered(TRIAL_FAULTS as usize);
         assert_eq!((world.place, world.jumps), (0, 2));
         assert_eq!(world.policy.threshold(1), 2 * THRESHOLD_START);
+    }
+
+    #[test]
+    fn what_was_not_lost_for_long_pays_for_one_trial() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.policy.waited(1 << 40);
+        world.scattered(2000);
+        // To and fro as the threshold doubles, and not each time that it is reached.
+        assert!((6..=14).contains(&world.jumps), "{} jumps", world.jumps);
+    }
+
+    #[test]
+    fn it_stays_away_from_where_a_trial_did_not_pay() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.scattered(THRESHOLD_START as usize);
+        assert_eq!(world.place, 1);
+        assert!(!world.policy.stays_away_from(0), "a trial");
+        world.scattered(TRIAL_FAULTS as usize);
+        assert_eq!(world.place, 0);
+        assert!(world.policy.stays_away_from(1));
+        for _ in 0..8 {
+            world.island();
+        }
+        let both = [0, 1].map(|node| world.policy.stays_away_from(node));
+        assert_eq!(both, [false, false], "jumps pay now");
+        let mut fixed = World::new(JUMP_FIXED, 32);
+        fixed.scattered(1000);
+        assert!(!fixed.policy.stays_away_from(1 - fixed.place));
     }
 
     #[test]

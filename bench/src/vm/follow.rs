@@ -1,12 +1,15 @@
 //! What it gains that vCPUs move by themselves to where their remote faults go.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde_json::json;
 use weft_tests::boot::{Boot, Images, Monitor};
+use weft_tests::namespace;
 
 use super::aggregate::{Counted, number_after};
+use super::ping::{LAUNCHER, NAMES, Site};
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
@@ -121,18 +124,71 @@ const fn elastic(
     }
 }
 
+/// Parts of the texts above the tables.
+const COMPARED: &str = "with `--follow never` and `auto`, and the same Linux on one node with all the memory, in alternation; medians.";
+const ELASTIC: &str = "The first six are those of ElasticOS's table 1 with 150 MiB of data (heap sort: 120), without their set-up, which the guest's node 0 has not enough memory for.";
+const COLUMNS: &str = "*Fetched* is what the remote faults of all vCPUs brought from start to power-off, with the pages that were read ahead; pages that were exchanged are not counted. *Moves* are those of `auto`.";
+/// A machine that takes longer has failed.
+const BOUND: Duration = Duration::from_secs(300);
+
 const FOLLOW: [&str; 2] = ["never", "auto"];
 /// How a machine runs: on one node, as the most that can be reached, or on two.
 const MODES: [&str; 3] = ["one", FOLLOW[0], FOLLOW[1]];
 
+/// Where the second node is.
+#[derive(Clone, Copy)]
+enum Second<'a> {
+    /// On the host of the first.
+    Here,
+    /// On another host, at the other end of a link of [`RATE`].
+    There(&'a Site<'a>),
+}
+
+/// What a link carries that is like that of ElasticOS's evaluation.
+const RATE: &str = "1gbit";
+
 /// The table `vm-follow`.
 pub fn follow(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
+    let samples = measure(place, images, repeat, &WORKS, Second::Here)?;
+    let about = format!(
+        "A Linux on two nodes of this host (TCP, software vCPUs, 128 MiB each and 16 MiB to spare), {COMPARED} {ELASTIC} They and the next two run on one vCPU, which begins on node 0. {COLUMNS} Both nodes use the same processors: on hosts of their own, two vCPUs that meet on a node would have one processor less."
+    );
+    Ok(table("vm-follow", &about, &WORKS, &samples))
+}
+
+/// The table `vm-follow-gigabit`.
+pub fn follow_gigabit(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
+    if let Some(why) = namespace::missing() {
+        bail!("{why}");
+    }
+    let works = WORKS.split(|work| work.cpus > 1).next();
+    let works = works.context("no program of one vCPU")?;
+    let site = Site::new(place, "follow", &[])?;
+    site.star.shape(RATE)?;
+    let samples = measure(place, images, repeat, works, Second::There(&site));
+    let samples = samples.with_context(|| site.said())?;
+    site.clear()?;
+    let about = format!(
+        "As `vm-follow`, with the second node on another host: network namespaces of this machine with a sealed link of 1 Gbit/s in both directions (`tc tbf`), the rate of ElasticOS's evaluation (section 5). One vCPU, {COMPARED} {ELASTIC} {COLUMNS}"
+    );
+    Ok(table("vm-follow-gigabit", &about, works, &samples))
+}
+
+type Samples = BTreeMap<String, Vec<f64>>;
+
+fn measure(
+    place: &Place,
+    images: &Images,
+    repeat: usize,
+    works: &[Work],
+    second: Second<'_>,
+) -> Result<Samples> {
     let small = images.small(&place.weft)?;
-    let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let mut samples = Samples::new();
     for _ in 0..repeat {
-        for (number, work) in WORKS.iter().enumerate() {
+        for (number, work) in works.iter().enumerate() {
             for mode in MODES {
-                let boot = machine(place, &small, work, mode)?;
+                let boot = machine(place, &small, work, (mode, second))?;
                 let counted = Counted::of(&boot, Monitor::Soft, place)?;
                 let (line, word) = work.figure;
                 let line = counted.run.ended.line(line).context("no figure")?;
@@ -142,7 +198,7 @@ pub fn follow(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
                     samples.entry(key).or_default().push(value);
                 };
                 add("figure", figure);
-                if mode == "one" {
+                if mode == MODES[0] {
                     continue;
                 }
                 add("moves", of_vcpus(&counted, work.cpus, &MOVES));
@@ -150,23 +206,38 @@ pub fn follow(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
             }
         }
     }
-    Ok(table(&samples))
+    Ok(samples)
 }
 
-fn machine(place: &Place, small: &Boot, work: &Work, mode: &str) -> Result<Boot> {
+fn machine(
+    place: &Place,
+    small: &Boot,
+    work: &Work,
+    (mode, second): (&str, Second<'_>),
+) -> Result<Boot> {
     let script = match (work.cpus, work.program) {
         (1, None) => format!("{TEXT}; {}", work.script),
         _ => work.script.to_owned(),
     };
     let mut boot = small.running(&script);
+    boot.bound = BOUND;
     if let Some(program) = work.program {
         boot = boot.with_program(&place.programs.join(program), &place.work)?;
     }
     boot.cpus = work.cpus;
-    if mode != "one" {
-        let options = ["--nodes", "2", "--spare", "16M", "--follow", mode];
-        boot.options.extend(options.map(Into::into));
+    if mode == MODES[0] {
+        return Ok(boot);
     }
+    let options = ["--spare", "16M", "--follow", mode];
+    boot.options.extend(options.map(Into::into));
+    let nodes = match second {
+        Second::Here => ["--nodes", "2"],
+        Second::There(site) => {
+            boot.prefix = site.prefix(LAUNCHER)?;
+            ["--on", NAMES[LAUNCHER + 1]]
+        }
+    };
+    boot.options.extend(nodes.map(Into::into));
     Ok(boot)
 }
 
@@ -181,15 +252,16 @@ fn of_vcpus(counted: &Counted, cpus: usize, names: &[&str]) -> f64 {
         .sum()
 }
 
-fn table(samples: &BTreeMap<String, Vec<f64>>) -> Table {
+fn table(name: &str, about: &str, works: &[Work], samples: &Samples) -> Table {
     let mut table = Table::new(
-        "vm-follow",
-        "A Linux on two nodes of this host (TCP, software vCPUs, 128 MiB each and 16 MiB to spare), with `--follow never` and `auto`, and the same Linux on one node with all the memory, in alternation; medians. The first six are those of ElasticOS's table 1 with 150 MiB of data (heap sort: 120), without their set-up, which the guest's node 0 has not enough memory for. They and the next two run on one vCPU, which begins on node 0. *Fetched* is what the remote faults of all vCPUs brought from start to power-off, with the pages that were read ahead; *moves* are those of `auto`. Both nodes use the same processors: on hosts of their own, two vCPUs that meet on a node would have one processor less.",
+        name,
+        about,
         &[
             "what",
             "one node",
             "never",
             "auto",
+            "one/never",
             "auto/never",
             "goal",
             "met",
@@ -198,13 +270,14 @@ fn table(samples: &BTreeMap<String, Vec<f64>>) -> Table {
             "moves",
         ],
     );
-    for (number, work) in WORKS.iter().enumerate() {
+    for (number, work) in works.iter().enumerate() {
         let of = |follow: &str, name: &str| {
             let key = format!("{number} {follow} {name}");
             median(samples.get(&key).map_or(&[][..], Vec::as_slice))
         };
         let [one, never, auto] = MODES.map(|mode| of(mode, "figure"));
-        let ratio = auto.zip(never).map(|(auto, never)| auto / never);
+        let to_never = |value: Option<f64>| value.zip(never).map(|(value, never)| value / never);
+        let ratio = to_never(auto);
         let fetched = FOLLOW.map(|follow| {
             let bytes = of(follow, "bytes").map(|bytes| bytes / 1e6);
             format!("{} MB", digits(bytes))
@@ -214,6 +287,7 @@ fn table(samples: &BTreeMap<String, Vec<f64>>) -> Table {
             format!("{} {}", digits(one), work.unit),
             format!("{} {}", digits(never), work.unit),
             format!("{} {}", digits(auto), work.unit),
+            digits(to_never(one)),
             digits(ratio),
         ];
         row.extend(Goal::AtMost(work.goal).cells(ratio));

@@ -1,6 +1,7 @@
 //! How long a machine that moves between hosts leaves pings unanswered.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -206,6 +207,18 @@ impl<'a> Site<'a> {
         Ok(command
             .env(name, value)
             .env("XDG_RUNTIME_DIR", self.run_directory(host)?))
+    }
+
+    /// Words before a command that have a user of this host run it.
+    pub fn prefix(&self, host: usize) -> Result<Vec<OsString>> {
+        let (mut own, value) = self.identities[host].environment();
+        own.push("=");
+        own.push(value);
+        let mut run = OsString::from("XDG_RUNTIME_DIR=");
+        run.push(self.run_directory(host)?);
+        let mut prefix = self.star.prefix(host);
+        prefix.extend(["env".into(), own, run]);
+        Ok(prefix)
     }
 
     /// What the daemons and the launchers of the machine said.

@@ -385,13 +385,13 @@ pub struct VmRunArgs {
     /// Whether vCPUs of several nodes move by themselves to where their remote faults go:
     /// never, where it seems to pay (`auto`), or after this many remote faults since the last
     /// move, 1 to 4194304 (back end `soft`). For programs that read far memory in sequence, again
-    /// and again: those that use memory of several nodes alike can need twice the time
+    /// and again: those that use memory of several nodes alike can need up to a third more time
     #[arg(long, value_name = "auto|never|COUNT", default_value = "never",
         value_parser = parse_follow)]
     pub follow: Follow,
     /// Pages that vCPUs fetch from nodes without vCPUs: `auto` moves them in blocks, for blocks
-    /// that no vCPU has used lately, while a node without vCPUs has some (back end `soft`, and not
-    /// with `--follow`: vCPUs go to the pages then)
+    /// that no vCPU has used lately, while a node without vCPUs has some (back end `soft`). With
+    /// `--follow auto` only where it does not pay that the vCPU moves instead; with a COUNT never
     #[arg(long, value_enum, default_value_t = ExchangeArg::Auto)]
     pub exchange: ExchangeArg,
     /// How nodes on this host are connected

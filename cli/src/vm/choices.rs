@@ -71,10 +71,10 @@ pub enum ExchangeArg {
 }
 
 impl ExchangeArg {
-    /// Whether pages come to vCPUs that follow theirs like this: the one would undo what the other
-    /// learns.
+    /// Whether pages come to vCPUs that follow theirs like this. A vCPU that goes after a number
+    /// of faults never learns that its pages had better come.
     pub fn allows(self, follow: Follow) -> bool {
-        self == ExchangeArg::Auto && follow == Follow::Never
+        self == ExchangeArg::Auto && !matches!(follow, Follow::Faults(_))
     }
 }
 

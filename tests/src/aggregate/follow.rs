@@ -7,8 +7,9 @@ use serde_json::Value;
 use super::work::{judge_litmus, sums};
 use super::{Bench, Check, Shape, TWO};
 
-pub(super) const CHECKS: [(&str, Check); 5] = [
+pub(super) const CHECKS: [(&str, Check); 6] = [
     ("follow, a search of far memory", search),
+    ("follow, a working set of both nodes", both_nodes),
     (
         "follow, after each 5 faults during litmus tests",
         litmus_by_count,
@@ -18,22 +19,24 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
     ("follow, values that are refused", refused),
 ];
 
-/// One vCPU, and most of the memory on the other node. Pages do not come to it by themselves.
+/// One vCPU, and most of the memory on the other node.
 const FAR: Shape = Shape {
     name: "1 vCPU, 64M and 192M",
-    options: &[
-        "--cpus",
-        "1,0",
-        "--memory",
-        "64M,192M",
-        "--spare",
-        "16M",
-        "--exchange",
-        "never",
-    ],
+    options: &["--cpus", "1,0", "--memory", "64M,192M", "--spare", "16M"],
     nodes: 2,
     cpus: 1,
 };
+/// One vCPU, and as much memory on each node.
+const EVEN: Shape = Shape {
+    name: "1 vCPU, twice 128M",
+    options: &["--cpus", "1,0", "--memory", "128M,128M", "--spare", "16M"],
+    nodes: 2,
+    cpus: 1,
+};
+/// Writes at random to 60 of 160 MiB, in stripes on both nodes; each node has room for them.
+const STRIPES: &str = "echo sum: $(dirty 160 20000 15 60 | tail -n 1)";
+/// Pages of the stripes that came to the vCPU's node at least.
+const CAME_MIN: u64 = 2048;
 /// A text of which node 0 can keep little, read from its start to its end again and again.
 const SEARCH: &str = "mkdir /m; mount -t tmpfs -o size=200M none /m; textfile 80 >/m/a; \
     for i in 1 2 3 4 5 6; do dd if=/m/a of=/dev/null bs=64k 2>/dev/null; done; \
@@ -43,7 +46,8 @@ const LONG_TIMES: usize = 20;
 /// Most moves of two vCPUs that work 5 s on one word.
 const SHARED_MOVES_MAX: u64 = 100;
 
-/// Runs a script with these options; its counters, and the lines that begin with `sum: `.
+/// Runs a script with these options; its counters, and the lines that begin with `sum: `. With
+/// `never`, pages do not come by themselves either.
 fn counted(
     bench: &Bench<'_>,
     shape: Shape,
@@ -52,7 +56,13 @@ fn counted(
 ) -> Result<(Value, Vec<String>)> {
     let stats = bench.run_directory.join(format!("stats-{follow}.json"));
     let option = format!("json={}", stats.display());
-    let ended = bench.run(shape, &["--follow", follow, "--stats", &option], script)?;
+    let exchange = if follow == "never" { "never" } else { "auto" };
+    let options = [
+        ["--follow", follow],
+        ["--exchange", exchange],
+        ["--stats", &option],
+    ];
+    let ended = bench.run(shape, &options.concat(), script)?;
     let figures: Value = serde_json::from_str(&std::fs::read_to_string(&stats)?)?;
     std::fs::remove_file(&stats)?;
     Ok((figures["counters"].clone(), sums(&ended)))
@@ -90,6 +100,21 @@ fn search(bench: &Bench<'_>) -> Result<String> {
         );
     }
     Ok(notes.join("; "))
+}
+
+/// No move helps a program that uses memory of both nodes alike, and the vCPU learns that: pages
+/// come to it instead.
+fn both_nodes(bench: &Bench<'_>) -> Result<String> {
+    let (counters, found) = counted(bench, EVEN, "auto", STRIPES)?;
+    ensure!(
+        found.len() == 1 && found[0].contains("dirty: right"),
+        "{found:?}"
+    );
+    let came = (0..EVEN.nodes)
+        .map(|slice| counter(&counters, &format!("slice{slice}.memory.exchanged-in")));
+    let came = came.sum::<Result<u64>>()?;
+    ensure!(came >= CAME_MIN, "{came} pages came");
+    Ok(format!("{came} pages came; {}", found[0]))
 }
 
 fn litmus_by_count(bench: &Bench<'_>) -> Result<String> {

@@ -84,7 +84,6 @@ impl SharedMemory {
         self.counters.count_wait(waited, asking, installing);
         if let Some(asker) = asker {
             self.vcpu_counts.count(asker.vcpu, waited_ns);
-            self.count_for_exchange(page, thread.server());
             let fault = ServedFault {
                 vcpu: asker.vcpu,
                 page,
@@ -97,8 +96,9 @@ impl SharedMemory {
                 waited_ns,
             };
             self.served_counts.count(&fault);
-            if let Some(observer) = self.fault_observer.get() {
-                observer.served(&fault);
+            let observer = self.fault_observer.get();
+            if observer.is_none_or(|observer| observer.served(&fault)) {
+                self.count_for_exchange(page, fault.from);
             }
         }
         self.trace.record(page, kind, asker, start, waited);

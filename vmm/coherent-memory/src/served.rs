@@ -32,8 +32,9 @@ pub trait FaultObserver: Send + Sync {
     /// The vCPU begins to wait.
     fn waits(&self, vcpu: u32);
 
-    /// Its wait is over.
-    fn served(&self, fault: &ServedFault);
+    /// Its wait is over. Whether blocks of the slice that served it may come here; not if the
+    /// vCPU may go there instead.
+    fn served(&self, fault: &ServedFault) -> bool;
 }
 
 /// Remote faults that one slice served for a vCPU.

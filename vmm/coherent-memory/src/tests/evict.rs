@@ -123,10 +123,11 @@ struct Brought {
 impl FaultObserver for Arc<Brought> {
     fn waits(&self, _: u32) {}
 
-    fn served(&self, fault: &ServedFault) {
+    fn served(&self, fault: &ServedFault) -> bool {
         assert_eq!(fault.vcpu, 5);
         self.faults.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(fault.bytes, Ordering::Relaxed);
+        false
     }
 }
 

@@ -9,7 +9,7 @@ use weft_vcpu::{Access, Asker, Memory, Purpose};
 
 use super::membership::StopsThreads;
 use super::{PAGE, RAM, Rig};
-use crate::{BLOCK_PAGES, BlockMover};
+use crate::{BLOCK_PAGES, BlockMover, FaultObserver, ServedFault};
 
 const PAGES: u64 = RAM / PAGE;
 const HALF: u64 = PAGES / 2;
@@ -40,6 +40,19 @@ impl BlockMover for Mover {
 
     fn wanted(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Says of each fault whether blocks may come.
+#[derive(Default)]
+struct Stays(AtomicBool);
+
+impl FaultObserver for Arc<Stays> {
+    fn waits(&self, _: u32) {}
+
+    fn served(&self, fault: &ServedFault) -> bool {
+        assert_eq!(fault.from, Some(1));
+        self.0.load(Ordering::SeqCst)
     }
 }
 
@@ -103,6 +116,27 @@ fn a_block_that_a_vcpu_fetches_comes_and_a_cold_one_goes() {
 }
 
 /// Each increment is there in the end.
+#[test]
+fn no_block_comes_to_a_vcpu_that_may_go_instead() {
+    let rig = rig();
+    let here = &rig.memories[0];
+    let calls = Arc::new(AtomicU64::new(0));
+    here.exchange_by(Box::new(Mover(calls.clone())));
+    let stays = Arc::<Stays>::default();
+    here.observe_faults(Box::new(stays.clone()));
+    for (may_come, number) in [(false, 5), (true, 6)] {
+        stays.0.store(may_come, Ordering::SeqCst);
+        let pages = block(BLOCKS + number);
+        for page in [pages.start, pages.end - 1] {
+            here.acquire_for(page * PAGE, Access::Write, &VCPU).unwrap();
+            here.unpin(page * PAGE);
+        }
+        assert_eq!(here.take_wanted().is_some(), may_come);
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    rig.end();
+}
+
 fn exchange_at_random(round: u64) {
     const WORDS: u64 = 60;
     // On a page of each block, of both halves.

@@ -127,9 +127,9 @@ impl FaultObserver for FaultsOfVcpus {
         }
     }
 
-    fn served(&self, fault: &ServedFault) {
+    fn served(&self, fault: &ServedFault) -> bool {
         let Some(mut followed) = self.0.lock(fault.vcpu) else {
-            return;
+            return false;
         };
         followed.first_pages.fault(fault.page, fault.access);
         let busy_ns = std::mem::take(&mut followed.busy).as_nanos() as u64;
@@ -141,10 +141,13 @@ impl FaultObserver for FaultsOfVcpus {
             now: self.0.start.elapsed(),
         });
         followed.worked_until = Some(thread_time());
+        let stays = |from| followed.follower.stays_away_from(from);
+        let may_come = to.is_none() && fault.from.is_some_and(stays);
         drop(followed);
         if let Some(to) = to {
             (self.0.ask)(fault.vcpu, to);
         }
+        may_come
     }
 }
 
