@@ -167,10 +167,11 @@ impl Follower {
         }
     }
 
-    /// Whether pages of `slice` had better come to the vCPU: it has tried to go there, and that
-    /// did not pay.
+    /// Whether pages of `slice` had better come to the vCPU: it does not leave, and has learned
+    /// that going there does not pay.
     pub fn stays_away_from(&self, slice: usize) -> bool {
-        self.policy.stays_away_from(slice)
+        let leaves = matches!(self.stage, Stage::Asked { .. });
+        !leaves && self.policy.stays_away_from(slice)
     }
 
     /// Time passes: an old request was refused, a quiet time ends.
@@ -277,6 +278,24 @@ mod tests {
         there.arrive(&luggage, now).unwrap();
         assert_eq!(here.counts.jumps, 1);
         assert_eq!(until_it_asks(&mut there, &mut now, 0), 32);
+    }
+
+    #[test]
+    fn nothing_comes_to_a_vcpu_that_leaves() {
+        let mut now = Duration::ZERO;
+        let [mut here, mut there] = [0, 1].map(|me| Follower::new(AUTO, me, 3));
+        // Trials that do not pay, on both of the other slices.
+        for slice in [1, 2] {
+            until_it_asks(&mut here, &mut now, slice);
+            assert!(!here.stays_away_from(1) && !here.stays_away_from(2));
+            there.me = slice;
+            there.arrive(&here.leave(slice), now).unwrap();
+            until_it_asks(&mut there, &mut now, 0);
+            // The policy is at its base already, and the vCPU is not.
+            assert!(!there.stays_away_from(slice));
+            here.arrive(&there.leave(0), now).unwrap();
+            assert!(here.stays_away_from(slice));
+        }
     }
 
     #[test]

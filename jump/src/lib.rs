@@ -19,10 +19,9 @@
 //!   would have cost if the execution had stayed; what was pulled here may have
 //!   to be pulled back, so it counts twice. With a gain the node becomes the
 //!   base and its threshold the lowest. Otherwise the execution returns, before
-//!   its working set follows it, and the node's threshold doubles. As long as
-//!   all losses together are a small part of the time that passed, the learned
-//!   thresholds are capped, so a program that enters a new phase is not left
-//!   where an earlier one taught.
+//!   its working set follows it, and the node's threshold doubles. Once the time
+//!   that passed since is many times the loss, the learned thresholds are capped,
+//!   so a program that enters a new phase is not left where an earlier one taught.
 //!
 //! A trial cannot find a node that is better only once the working set has moved
 //! there. That node is found by its room: of each fault on a page that left to make
@@ -122,7 +121,8 @@ pub struct Policy {
     here_wait: u64,
     /// What a wait takes, on average over the last few.
     typical_wait: u64,
-    /// All of the time, and the part that failed trials have cost.
+    /// All of the time; and what failed trials have cost, with the small part of the time that
+    /// they could have cost before.
     elapsed: u64,
     lost: u64,
     /// Waits that each node would have saved by its room.
@@ -261,9 +261,8 @@ impl Policy {
         self.base as usize
     }
 
-    /// Whether the execution is where it stays, and has learned that going to `node` does not
-    /// pay: its pages had better come here. The last trial there did not pay, nor did those
-    /// before since one that did; with another kind than `auto`, never.
+    /// Whether the execution is at its base, and trials at `node` did not pay: the first one, or
+    /// three in a row after one that did. The node's pages had better come here then.
     pub fn stays_away_from(&self, node: usize) -> bool {
         self.kind == JUMP_AUTO
             && self.here == self.base

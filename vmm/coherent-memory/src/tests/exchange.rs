@@ -115,7 +115,6 @@ fn a_block_that_a_vcpu_fetches_comes_and_a_cold_one_goes() {
     rig.end();
 }
 
-/// Each increment is there in the end.
 #[test]
 fn no_block_comes_to_a_vcpu_that_may_go_instead() {
     let rig = rig();
@@ -137,6 +136,7 @@ fn no_block_comes_to_a_vcpu_that_may_go_instead() {
     rig.end();
 }
 
+/// Each increment is there in the end.
 fn exchange_at_random(round: u64) {
     const WORDS: u64 = 60;
     // On a page of each block, of both halves.

@@ -141,8 +141,8 @@ impl FaultObserver for FaultsOfVcpus {
             now: self.0.start.elapsed(),
         });
         followed.worked_until = Some(thread_time());
-        let stays = |from| followed.follower.stays_away_from(from);
-        let may_come = to.is_none() && fault.from.is_some_and(stays);
+        let stays_away_from = |slice| followed.follower.stays_away_from(slice);
+        let may_come = fault.from.is_some_and(stays_away_from);
         drop(followed);
         if let Some(to) = to {
             (self.0.ask)(fault.vcpu, to);
