@@ -149,11 +149,12 @@ const RATE: &str = "1gbit";
 
 /// The table `vm-follow`.
 pub fn follow(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
-    let samples = measure(place, images, repeat, &WORKS, Second::Here)?;
+    let works: Vec<&Work> = WORKS.iter().collect();
+    let samples = measure(place, images, repeat, &works, Second::Here)?;
     let about = format!(
         "A Linux on two nodes of this host (TCP, software vCPUs, 128 MiB each and 16 MiB to spare), {COMPARED} {ELASTIC} They and the next two run on one vCPU, which begins on node 0. {COLUMNS} Both nodes use the same processors: on hosts of their own, two vCPUs that meet on a node would have one processor less."
     );
-    Ok(table("vm-follow", &about, &WORKS, &samples))
+    Ok(table("vm-follow", &about, &works, &samples))
 }
 
 /// The table `vm-follow-gigabit`.
@@ -161,17 +162,16 @@ pub fn follow_gigabit(place: &Place, images: &Images, repeat: usize) -> Result<T
     if let Some(why) = namespace::missing() {
         bail!("{why}");
     }
-    let works = WORKS.split(|work| work.cpus > 1).next();
-    let works = works.context("no program of one vCPU")?;
+    let works: Vec<&Work> = WORKS.iter().filter(|work| work.cpus == 1).collect();
     let site = Site::new(place, "follow", &[])?;
     site.star.shape(RATE)?;
-    let samples = measure(place, images, repeat, works, Second::There(&site));
+    let samples = measure(place, images, repeat, &works, Second::There(&site));
     let samples = samples.with_context(|| site.said())?;
     site.clear()?;
     let about = format!(
         "As `vm-follow`, with the second node on another host: network namespaces of this machine with a sealed link of 1 Gbit/s in both directions (`tc tbf`), the rate of ElasticOS's evaluation (section 5). One vCPU, {COMPARED} {ELASTIC} {COLUMNS}"
     );
-    Ok(table("vm-follow-gigabit", &about, works, &samples))
+    Ok(table("vm-follow-gigabit", &about, &works, &samples))
 }
 
 type Samples = BTreeMap<String, Vec<f64>>;
@@ -180,7 +180,7 @@ fn measure(
     place: &Place,
     images: &Images,
     repeat: usize,
-    works: &[Work],
+    works: &[&Work],
     second: Second<'_>,
 ) -> Result<Samples> {
     let small = images.small(&place.weft)?;
@@ -252,7 +252,7 @@ fn of_vcpus(counted: &Counted, cpus: usize, names: &[&str]) -> f64 {
         .sum()
 }
 
-fn table(name: &str, about: &str, works: &[Work], samples: &Samples) -> Table {
+fn table(name: &str, about: &str, works: &[&Work], samples: &Samples) -> Table {
     let mut table = Table::new(
         name,
         about,

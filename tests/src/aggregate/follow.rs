@@ -45,7 +45,7 @@ const EVEN: Shape = Shape {
 };
 /// Writes at random to 60 of 160 MiB, in stripes on both nodes; each node has room for them.
 const STRIPES: &str = "echo sum: $(dirty 160 20000 15 60 | tail -n 1)";
-/// Pages of the stripes that came to the vCPU's node at least.
+/// Fewest pages that come to the vCPU's node.
 const CAME_MIN: u64 = 2048;
 /// A text of which node 0 can keep little, read from its start to its end again and again.
 const SEARCH: &str = "mkdir /m; mount -t tmpfs -o size=200M none /m; textfile 80 >/m/a; \
