@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -33,7 +33,7 @@ pub(crate) fn make_open(path: &Path) -> Result<()> {
 }
 
 /// A copy of all binaries where everybody can read them.
-fn copy_binaries(context: &Context) -> Result<std::path::PathBuf> {
+fn copy_binaries(context: &Context) -> Result<PathBuf> {
     let directory = context.directory("binaries")?;
     make_open(&directory)?;
     let from = context.weft.parent().context("weft is in a directory")?;
@@ -64,30 +64,45 @@ pub(crate) fn cannot_change() -> Option<String> {
     (!works).then(|| format!("`runuser -u {USER}` does not work here"))
 }
 
-/// The same, with copies of everything where `nobody` can read it.
+/// The same, with copies of everything where `nobody` can read it. Suites that run side by side
+/// share one set of copies, since each may have processes that execute them.
 pub(crate) fn open_context(context: &Context) -> Result<Context> {
-    let mut open = context.clone();
-    open.weft = copy_binaries(context)?;
-    open.programs = context.directory("programs")?;
+    let mut copies = context.copies.lock().expect("no suite panicked here");
+    let [weft, programs, sources] = match &*copies {
+        Some(made) => made.clone(),
+        None => copies.insert(make_copies(context)?).clone(),
+    };
+    Ok(Context {
+        weft,
+        programs,
+        sources,
+        ..context.clone()
+    })
+}
+
+/// The copies of `weft`, the programs and the sources. Makes the rest of the context readable.
+fn make_copies(context: &Context) -> Result<[PathBuf; 3]> {
+    let weft = copy_binaries(context)?;
+    let programs = context.directory("programs")?;
     for entry in fs::read_dir(&context.programs)? {
         let entry = entry?;
-        executable::copy(&entry.path(), &open.programs.join(entry.file_name()))?;
+        executable::copy(&entry.path(), &programs.join(entry.file_name()))?;
     }
-    open.sources = context.directory("sources")?;
+    let sources = context.directory("sources")?;
     let script = "work.py";
-    fs::copy(context.sources.join(script), open.sources.join(script))?;
-    for directory in [&open.work, &open.inputs, &open.programs, &open.sources] {
+    fs::copy(context.sources.join(script), sources.join(script))?;
+    for directory in [&context.work, &context.inputs, &programs, &sources] {
         make_open(directory)?;
     }
     let user = User::from_name(USER)?.with_context(|| format!("there is no user {USER}"))?;
-    let run_directory = open.directory(RUN_DIRECTORY)?;
+    let run_directory = context.directory(RUN_DIRECTORY)?;
     fs::set_permissions(&run_directory, fs::Permissions::from_mode(0o700))?;
     chown(
         &run_directory,
         Some(user.uid.as_raw()),
         Some(user.gid.as_raw()),
     )?;
-    Ok(open)
+    Ok([weft, programs, sources])
 }
 
 /// Runs the cases as `nobody`, or says why not.
