@@ -119,8 +119,9 @@ impl<'a> Round<'a> {
     }
 
     fn longest_bound(&self) -> Duration {
-        let machines = self.goes_to.keys().map(|machine| self.bound(*machine));
-        machines.max().unwrap_or_default()
+        let machines = self.goes_to.keys();
+        let bounds = machines.map(|machine| self.release_bound(*machine));
+        bounds.max().unwrap_or_default()
     }
 
     fn machines_on(&self, host: HostId) -> Vec<MachineId> {
@@ -132,11 +133,16 @@ impl<'a> Round<'a> {
         self.forecast.bound(&self.cluster.machines[&machine])
     }
 
+    fn release_bound(&self, machine: MachineId) -> Duration {
+        self.forecast
+            .release_bound(&self.cluster.machines[&machine])
+    }
+
     /// What it takes to empty a host.
     fn takes(&self, host: HostId) -> Duration {
         let there = self.machines_on(host);
         there.iter().fold(Duration::ZERO, |sum, machine| {
-            sum.saturating_add(self.bound(*machine))
+            sum.saturating_add(self.release_bound(*machine))
         })
     }
 
@@ -155,10 +161,12 @@ impl<'a> Round<'a> {
         }
         ending.sort();
         // A move that is under way may have taken the place at the only host that stays.
-        let machines = self.goes_to.keys().map(|machine| self.bound(*machine));
+        let machines = self.goes_to.keys();
         let longest = match self.cluster.one {
             // Several of its parts may be moving in one step.
-            Some(_) => machines.fold(Duration::ZERO, Duration::saturating_add),
+            Some(_) => machines
+                .map(|machine| self.release_bound(*machine))
+                .fold(Duration::ZERO, Duration::saturating_add),
             None => self.longest_bound(),
         };
         // From the last to the first: each has to be empty before its own end, and before those

@@ -12,6 +12,12 @@ pub const SAMPLES: usize = 20;
 const TIMES_MAX: f64 = 3.0;
 /// Before a move was measured: the bound, as a multiple of the forecast.
 const FIRST_BOUND: f64 = 2.0;
+/// Runnable threads for each processor, with which a move takes no longer than on an idle host.
+/// The kernel prefers threads that sleep often. With 16 the first move took 7 times as long as was
+/// expected, with some 30 it took 15 times as long.
+const LOAD_FREE: f64 = 2.0;
+/// A load lengthens the forecast at most so many times.
+const LOAD_TIMES_MAX: f64 = 16.0;
 /// Of the ratios of the last moves, for the bound.
 const QUANTILE: f64 = 0.9;
 /// What even a move of nothing takes, seconds, before moves have shown it.
@@ -26,6 +32,8 @@ const LINE_SPREAD: f64 = 0.1;
 pub struct Forecast {
     /// Bytes a second.
     link: f64,
+    /// Runnable threads for each processor of the busiest host.
+    load: f64,
     /// The last moves, oldest first.
     moves: VecDeque<Sample>,
 }
@@ -82,6 +90,7 @@ impl Forecast {
     pub fn new(link: f64) -> Forecast {
         Forecast {
             link: link.max(1.0),
+            load: 0.0,
             moves: VecDeque::new(),
         }
     }
@@ -94,14 +103,31 @@ impl Forecast {
         machine.resident as f64 * times / self.link
     }
 
+    /// How many runnable threads the busiest host has for each processor. That counts until a move
+    /// has been measured.
+    pub fn note_load(&mut self, load: f64) {
+        self.load = load;
+    }
+
     /// What a move of the machine is expected to take.
     pub fn expected(&self, machine: &Machine) -> Duration {
-        self.quantile(machine, 0.5, 1.0)
+        self.quantile(machine, 0.5, self.busy())
     }
 
     /// What nine of ten moves do not exceed.
     pub fn bound(&self, machine: &Machine) -> Duration {
-        self.quantile(machine, QUANTILE, FIRST_BOUND)
+        self.quantile(machine, QUANTILE, FIRST_BOUND.max(self.busy()))
+    }
+
+    /// The same for a release, which should rather begin too early: before a move was measured, it
+    /// has a margin on a busy host, too.
+    pub fn release_bound(&self, machine: &Machine) -> Duration {
+        self.quantile(machine, QUANTILE, FIRST_BOUND * self.busy())
+    }
+
+    /// How many times as long a move takes on a host with this load, about.
+    fn busy(&self) -> f64 {
+        (self.load / LOAD_FREE).clamp(1.0, LOAD_TIMES_MAX)
     }
 
     /// A move of the machine, as it was when that began, took so long.
@@ -181,6 +207,22 @@ mod tests {
             forecast.learn(&moved, Duration::from_secs(20));
         }
         assert!(near(forecast.expected(&moved), 20.0));
+    }
+
+    #[test]
+    fn a_busy_host_counts_until_a_move_was_measured() {
+        let mut forecast = Forecast::new(100.0 * 1048576.0);
+        let moved = machine(970, 0.0);
+        let idle = forecast.expected(&moved);
+        for (load, times) in [(0.0, 1), (2.0, 1), (8.0, 4), (16.0, 8), (1000.0, 16)] {
+            forecast.note_load(load);
+            assert_eq!(forecast.release_bound(&moved), idle * times * 2, "{load}");
+            assert_eq!(forecast.bound(&moved), idle * times.max(2), "{load}");
+            assert_eq!(forecast.expected(&moved), idle * times, "{load}");
+        }
+        forecast.learn(&moved, idle);
+        assert_eq!(forecast.release_bound(&moved), idle);
+        assert_eq!(forecast.expected(&moved), idle);
     }
 
     #[test]

@@ -163,6 +163,8 @@ pub struct Machine {
 pub enum FromAgent {
     /// All machines on its host.
     Machines(Vec<Seen>),
+    /// Runnable threads there, as a percentage of the processors.
+    Load(u32),
     /// An order has been carried out, or why it has not.
     Done {
         id: u64,

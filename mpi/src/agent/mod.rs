@@ -12,6 +12,7 @@
 //! while no launcher answers, machines run on.
 
 mod link;
+mod load;
 mod machines;
 mod place;
 mod services;
@@ -29,6 +30,7 @@ use weft_wire::channel::Writer;
 
 use crate::control::{FromAgent, Outcome, PULSE, Seen, Task, ToAgent};
 use crate::token::Token;
+use load::Load;
 use place::Place;
 use services::Services;
 
@@ -83,6 +85,7 @@ pub fn run(token: &Path) -> anyhow::Result<()> {
         writer: None,
         tasks: Vec::new(),
         machines: Vec::new(),
+        load: Load::default(),
         results: VecDeque::new(),
         end,
         leaves: None,
@@ -104,6 +107,7 @@ struct Agent {
     /// Under way.
     tasks: Vec<(u64, Task)>,
     machines: Vec<Seen>,
+    load: Load,
     /// Of orders, by their numbers. A launcher that has not heard one gives its order again.
     results: VecDeque<(u64, Result<Outcome, String>)>,
     end: Instant,
@@ -123,6 +127,9 @@ impl Agent {
             if now >= pulse {
                 pulse = now + PULSE;
                 self.tell(FromAgent::Machines(self.seen()));
+                if let Some(percent) = self.load.look() {
+                    self.tell(FromAgent::Load(percent));
+                }
             }
             let patience = pulse.min(self.end).saturating_duration_since(now);
             match events.recv_timeout(patience) {

@@ -35,6 +35,8 @@ pub struct LiveHost {
     pub link: u64,
     pub offer: Option<Offer>,
     pub seen: Vec<Seen>,
+    /// Runnable threads, as a percentage of the processors.
+    pub load: u32,
     /// The launcher that asked for it ended before it knew the job: it is looked for by its name,
     /// to give it back.
     pub is_stray: bool,
@@ -57,6 +59,7 @@ impl LiveHost {
             link: 0,
             offer: None,
             seen: Vec::new(),
+            load: 0,
             is_stray: false,
         }
     }

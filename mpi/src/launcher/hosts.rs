@@ -92,6 +92,14 @@ impl Launcher {
                 }
                 self.settle(id);
             }
+            FromAgent::Load(percent) => {
+                if let Some(host) = self.fleet.hosts.get_mut(&id) {
+                    host.load = percent;
+                }
+                let busiest = self.fleet.hosts.values().map(|host| host.load).max();
+                let load = f64::from(busiest.unwrap_or_default()) / 100.0;
+                self.forecast.note_load(load);
+            }
             FromAgent::Done { id: order, result } => self.done(order, result),
             FromAgent::Leaves(why) => {
                 if let Some(host) = self.fleet.hosts.get_mut(&id)

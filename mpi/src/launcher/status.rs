@@ -17,7 +17,7 @@ impl Launcher {
         let cluster = self.cluster();
         let now = SystemTime::now();
         let bounds = cluster.machines.values();
-        let bounds = bounds.map(|machine| self.forecast.bound(machine).as_secs_f64());
+        let bounds = bounds.map(|machine| self.forecast.release_bound(machine).as_secs_f64());
         // A move that is under way may have taken the place where the first one would go.
         let longest = bounds.fold(0.0, f64::max);
         let margin = options.margin.as_secs_f64();
@@ -26,7 +26,7 @@ impl Launcher {
                 .machines
                 .values()
                 .filter(|machine| machine.at == *id);
-            let takes = |machine: &Machine| self.forecast.bound(machine).as_secs_f64();
+            let takes = |machine: &Machine| self.forecast.release_bound(machine).as_secs_f64();
             let left = |until: SystemTime| match until.duration_since(now) {
                 Ok(left) => left.as_secs_f64(),
                 Err(_) => 0.0,
