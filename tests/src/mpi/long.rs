@@ -16,8 +16,8 @@ use crate::random::Random;
 const MOVES: usize = 200;
 /// Hosts of the list of the scenario: some are in use, others come.
 const HOSTS: u32 = 14;
-/// Pairs of EP that two processors do in a second, about.
-const PAIRS: f64 = 45e6;
+/// Pairs of EP that two processors do in a second, about, in the machines of several scenarios.
+const PAIRS: f64 = 26e6;
 
 /// Machines of two hosts go to a third, again and again: predicted and real times.
 pub fn moves(bench: &Bench<'_>) -> Result<String> {
@@ -109,7 +109,7 @@ fn one_round(bench: &Bench<'_>) -> Result<String> {
     // All who take part work while they are there; what is left of it at the end is done then.
     let size = (bench.plan.seconds as f64 * PAIRS / bench.plan.at_once as f64)
         .log2()
-        .round()
+        .ceil()
         .clamp(26.0, 36.0) as u32;
     let (program, size_text, list) = (user.ep(), size.to_string(), list.to_string_lossy());
     let words = [
