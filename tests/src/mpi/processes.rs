@@ -83,7 +83,7 @@ pub struct Seen {
 
 #[derive(Clone, Debug)]
 pub struct Job {
-    process: i32,
+    process: Identity,
     /// Seconds since 1970.
     until: f64,
     /// When a machine was seen there last, before the end: seconds.
@@ -142,7 +142,7 @@ fn look(tag: &str, state: &Path, jobs_of: &mut HashMap<Identity, PathBuf>, seen:
         seen.jobs.entry(path).or_insert(job);
     }
     // The folders of agents that descend from a job's process.
-    let of_process: HashMap<i32, PathBuf> = {
+    let of_process: HashMap<Identity, PathBuf> = {
         let jobs = seen.jobs.iter();
         jobs.map(|(path, job)| (job.process, path.clone()))
             .collect()
@@ -151,10 +151,11 @@ fn look(tag: &str, state: &Path, jobs_of: &mut HashMap<Identity, PathBuf>, seen:
     let job_of = |pid: i32| {
         let mut at = pid;
         for _ in 0..64 {
-            if let Some(job) = of_process.get(&at) {
+            let process = processes.get(&at)?;
+            if let Some(job) = of_process.get(&process.identity) {
                 return Some(job.clone());
             }
-            at = processes.get(&at)?.parent;
+            at = process.parent;
         }
         None
     };
@@ -218,13 +219,19 @@ fn records(state: &Path) -> Vec<(PathBuf, Job)> {
             let record = fs::read(&path).ok();
             let record = record.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
             let Some(record) = record else { continue };
-            let (Some(process), Some(until)) =
-                (record["process"].as_i64(), record["until"].as_f64())
-            else {
+            let (Some(pid), Some(start), Some(until)) = (
+                record["process"].as_i64(),
+                record["started_ticks"].as_u64(),
+                record["until"].as_f64(),
+            ) else {
                 continue;
             };
             let job = Job {
-                process: process as i32,
+                // The kernel gives a process's number to another one later.
+                process: Identity {
+                    pid: pid as i32,
+                    start,
+                },
                 until,
                 machines_until: None,
                 ran_out: false,
