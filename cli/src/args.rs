@@ -119,6 +119,10 @@ pub struct SwitchArgs {
     /// The file with this switch's private key: `node.key` of `weft node init`, or one like it
     #[arg(long, value_name = "FILE")]
     pub key: PathBuf,
+    /// A tap device of this host on a bridge, by which machines of other hosts are reached, too.
+    /// Switches with tap devices on one bridge must not be linked to each other
+    #[arg(long, value_name = "NAME")]
+    pub tap: Option<String>,
 }
 
 /// `weft run`.

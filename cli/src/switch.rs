@@ -15,7 +15,8 @@ pub fn run(args: SwitchArgs) -> anyhow::Result<ExitCode> {
     let machines = socket(args.machines.into())?;
     // Machines wait for it, beside vCPUs that want the processors, too.
     weft_confine::time_slice::shorten();
-    let options = Options::with_key_file(args.listen, machines, &args.key)?;
+    let mut options = Options::with_key_file(args.listen, machines, &args.key)?;
+    options.tap = args.tap;
     let (input, output) = (std::io::stdin(), std::io::stdout());
     shell::run(options, input.as_fd(), output.as_fd())?;
     Ok(ExitCode::SUCCESS)

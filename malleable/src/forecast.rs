@@ -16,7 +16,7 @@ const FIRST_BOUND: f64 = 2.0;
 /// The kernel prefers threads that sleep often. With 16 the first move took 7 times as long as was
 /// expected, with some 30 it took 15 times as long.
 const LOAD_FREE: f64 = 2.0;
-/// A load lengthens the forecast at most so many times.
+/// The largest factor by which a load lengthens the forecast.
 const LOAD_TIMES_MAX: f64 = 16.0;
 /// Of the ratios of the last moves, for the bound.
 const QUANTILE: f64 = 0.9;

@@ -25,7 +25,8 @@ pub const SWITCH: &str = "cluster";
 pub struct Greeting {
     /// The token's.
     pub secret: String,
-    pub offer: Offer,
+    /// Or why the host cannot be used.
+    pub offer: Result<Offer, String>,
 }
 
 /// What a host has. The agent's key is that of its daemon and of its switch, too.
@@ -38,6 +39,8 @@ pub struct Offer {
     /// For machines, bytes.
     pub memory: u64,
     pub cores: u32,
+    /// Of its tap device, bytes.
+    pub mtu: Option<u32>,
 }
 
 /// Another host of the cluster.

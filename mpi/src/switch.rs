@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use weft_wire::keys::PublicKey;
 
@@ -15,6 +16,22 @@ use crate::wait;
 
 /// How long it may take to end by itself.
 const ENDS_MAX: Duration = Duration::from_secs(2);
+
+/// The first report of a switch.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum First {
+    Listening(Listening),
+    Error(String),
+}
+
+/// Where a switch listens.
+#[derive(Deserialize)]
+pub struct Listening {
+    pub address: String,
+    /// Of its tap device, bytes.
+    pub mtu: Option<u32>,
+}
 
 /// Ends when dropped.
 pub struct Switch {
@@ -26,20 +43,22 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// With the address at which it listens. `machines`: its socket, by a name or a path;
-    /// `messages`: where it says what happens.
+    /// `machines`: its socket, by a name or a path; `tap`: a device on a bridge; `messages`: where
+    /// it says what happens.
     pub fn start(
         listen: &str,
         machines: &OsStr,
         key: &Path,
+        tap: Option<&str>,
         messages: Stdio,
-    ) -> anyhow::Result<(Switch, String)> {
+    ) -> anyhow::Result<(Switch, Listening)> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let mut process = Command::new(own)
             .args(["switch", "--listen", listen, "--machines"])
             .arg(machines)
             .arg("--key")
             .arg(key)
+            .args(tap.iter().flat_map(|tap| ["--tap", tap]))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(messages)
@@ -50,11 +69,14 @@ impl Switch {
         };
         let mut reports = BufReader::new(reports).lines();
         let first = reports.next().and_then(Result::ok);
-        let address = first.as_deref().and_then(listening);
-        let Some(address) = address else {
+        let first = first.and_then(|line| serde_json::from_str(&line).ok());
+        let Some(First::Listening(listening)) = first else {
             let _ = process.kill();
             let _ = process.wait();
-            bail!("the switch did not start");
+            match first {
+                Some(First::Error(why)) => bail!("the switch did not start: {why}"),
+                _ => bail!("the switch did not start"),
+            }
         };
         // So that it can go on writing.
         let read = move || while let Some(Ok(_)) = reports.next() {};
@@ -64,7 +86,7 @@ impl Switch {
             orders: Some(orders),
             peers: Vec::new(),
         };
-        Ok((switch, address))
+        Ok((switch, listening))
     }
 
     /// These are the other switches, and where they listen.
@@ -93,10 +115,4 @@ impl Drop for Switch {
         // Nobody could do anything about a process that cannot be waited for.
         let _ = wait::ended_or_killed(&mut self.process, ENDS_MAX);
     }
-}
-
-/// The address in the first report of a switch.
-fn listening(line: &str) -> Option<String> {
-    let report: Value = serde_json::from_str(line).ok()?;
-    Some(report["listening"]["address"].as_str()?.to_owned())
 }

@@ -23,6 +23,8 @@ pub struct Token {
     pub secret: String,
     /// Seconds from the agent's start after which it ends in any case.
     pub lasts_s: u64,
+    /// The host's tap device on a bridge, by which machines reach those of other hosts.
+    pub tap: Option<String>,
 }
 
 /// Random, in the form in which a token has it.
@@ -73,6 +75,7 @@ mod tests {
             addresses: vec!["h:1".into()],
             secret: secret().unwrap(),
             lasts_s: 60,
+            tap: Some("weft0".into()),
         };
         token.write(&path).unwrap();
         assert_eq!(Token::read(&path).unwrap(), token);

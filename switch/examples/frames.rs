@@ -35,6 +35,7 @@ impl Switch {
             listen: ([127, 0, 0, 1], 0).into(),
             machines: door.clone(),
             keys: keys::generate().expect("random bytes"),
+            tap: None,
         };
         thread::spawn(move || run(options, its_input.as_fd(), its_output.as_fd()));
         let mut switch = Switch {

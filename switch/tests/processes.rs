@@ -35,6 +35,7 @@ fn a_switch() {
         listen: listen.parse().unwrap(),
         machines: directory.join("machines"),
         keys: keys::load(&directory.join("key")).unwrap(),
+        tap: None,
     };
     let (input, output) = (std::io::stdin(), std::io::stdout());
     run(options, input.as_fd(), output.as_fd()).unwrap();

@@ -155,6 +155,42 @@ impl Star {
         format!("weft-star{host}-{}", self.id)
     }
 
+    /// A VXLAN over these hosts, and on each a bridge with a tap device.
+    pub fn vxlan(&self, hosts: &[usize], tap: &str, mtu: u32) -> Result<()> {
+        for host in hosts {
+            let (name, address) = (self.name(*host), Star::address(*host));
+            for arguments in [
+                format!("link add vxlan type vxlan id 77 local {address} dev cable dstport 4789"),
+                "link add site type bridge".to_owned(),
+                format!("tuntap add {tap} mode tap"),
+                format!("link set {tap} mtu {mtu} master site up"),
+                "link set vxlan master site up".to_owned(),
+                "link set site up".to_owned(),
+            ] {
+                command("ip", &format!("-n {name} {arguments}"))?;
+            }
+            for other in hosts.iter().filter(|other| *other != host) {
+                let to = Star::address(*other);
+                let entry = format!("-n {name} fdb append 00:00:00:00:00:00 dev vxlan dst {to}");
+                command("bridge", &entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes that a host's processes have sent through a tap device.
+    pub fn sent(&self, host: usize, tap: &str) -> Result<u64> {
+        let prefix = self.prefix(host);
+        let output = Command::new(&prefix[0])
+            .args(&prefix[1..])
+            .arg("cat")
+            .arg(format!("/sys/class/net/{tap}/statistics/rx_bytes"))
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let bytes = said.trim().parse();
+        bytes.with_context(|| format!("no counter of {tap}: {output:?}"))
+    }
+
     fn switch(&self) -> String {
         format!("weft-switch-{}", self.id)
     }

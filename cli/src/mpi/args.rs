@@ -226,6 +226,10 @@ pub struct MpiRunArgs {
     /// The address of this host where reserved hosts reach it [default: all of them]
     #[arg(long, value_name = "ADDRESS")]
     pub address: Option<IpAddr>,
+    /// A tap device that each host has, on a bridge or VXLAN of the site: the network between
+    /// machines of different hosts, instead of Weft's own encrypted links
+    #[arg(long, value_name = "NAME")]
+    pub tap: Option<String>,
     /// The program and its arguments; without it machines start and no mpirun
     #[arg(
         trailing_var_arg = true,

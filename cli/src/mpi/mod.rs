@@ -183,6 +183,7 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
         address: args
             .address
             .or(is_here.then_some(Ipv4Addr::LOCALHOST.into())),
+        tap: args.tap,
     };
     launcher::create(&name, options, copied)
 }

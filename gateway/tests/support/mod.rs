@@ -44,6 +44,7 @@ impl Switch {
             listen: ([127, 0, 0, 1], 0).into(),
             machines: door.to_path_buf(),
             keys: keys::generate().unwrap(),
+            tap: None,
         };
         let thread = thread::spawn(move || {
             run(options, its_input.as_fd(), its_output.as_fd()).unwrap();

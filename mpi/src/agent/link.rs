@@ -73,7 +73,8 @@ impl Dialler {
         let ours = Hello::here();
         let theirs = hello::exchange(&mut channel, &ours, STEP_MAX)?;
         hello::check_build(&theirs, &ours)?;
-        let offer = self.services.offer(own, launcher)?;
+        let offer = self.services.offer(own, launcher);
+        let offer = offer.map_err(|error| format!("{error:#}"));
         channel.send(&Greeting {
             secret: self.token.secret.clone(),
             offer,

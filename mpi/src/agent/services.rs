@@ -34,6 +34,8 @@ pub struct Services {
     keys: StaticKeys,
     launcher: PublicKey,
     memory: u64,
+    /// On a bridge.
+    tap: Option<String>,
     running: Mutex<Option<Running>>,
 }
 
@@ -54,6 +56,7 @@ impl Services {
             keys: config::load_keys(&config)?,
             config,
             launcher: token.key,
+            tap: token.tap.clone(),
             memory: host::available_memory_bytes() / 16 * MEMORY_PARTS,
             running: Mutex::new(None),
         };
@@ -99,10 +102,12 @@ impl Services {
         };
         thread::Builder::new().name("daemon".into()).spawn(accept)?;
         let key = self.config.join(KEY_FILE);
-        let (switch, address) = Switch::start(&any_port, SWITCH.as_ref(), &key, Stdio::inherit())?;
+        let (tap, machines) = (self.tap.as_deref(), SWITCH.as_ref());
+        let (switch, listening) = Switch::start(&any_port, machines, &key, tap, Stdio::inherit())?;
         let offer = Offer {
             node,
-            switch: address,
+            switch: listening.address,
+            mtu: listening.mtu,
             memory: self.memory,
             cores: thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
         };
@@ -138,7 +143,12 @@ impl Services {
         }
         self.write(&peers)?;
         running.daemon.set(peers);
-        let switches = others.iter().map(|host| {
+        // Machines of hosts with tap devices are reached by these: links beside them would make a
+        // loop. The launcher has none.
+        let linked = others
+            .iter()
+            .filter(|host| self.tap.is_none() || host.node.is_none());
+        let switches = linked.map(|host| {
             let address = match host.switch.strip_prefix(':') {
                 Some(port) => format!("{}:{port}", in_address(running.launcher)),
                 None => host.switch.clone(),

@@ -144,7 +144,14 @@ impl Door {
             channel.send(&ToAgent::End)?;
             bail!("another build, or a CPU that lacks something");
         }
-        self.listen(reservation, key, offer, channel)
+        match offer {
+            Ok(offer) => self.listen(reservation, key, offer, channel),
+            Err(why) => {
+                self.tell(reservation, AgentEvent::Unfit(why))?;
+                channel.send(&ToAgent::End)?;
+                bail!("a host that cannot be used");
+            }
+        }
     }
 
     fn listen(

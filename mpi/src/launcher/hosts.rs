@@ -32,6 +32,7 @@ impl Launcher {
                 writer,
                 offer,
             } => {
+                let mtus = offer.mtu.zip(self.record.mtu);
                 let is_new = host.offer.is_none();
                 self.misses = 0;
                 host.key = Some(key);
@@ -42,6 +43,12 @@ impl Launcher {
                     // It has not heard it, or another launcher asked for it.
                     host.tell(&ToAgent::End);
                     return;
+                }
+                if let Some((theirs, ours)) = mtus.filter(|(theirs, ours)| theirs < ours) {
+                    let why = format!(
+                        "its tap device carries packets of {theirs} bytes, and machines send {ours}"
+                    );
+                    return self.unfit(id, &why);
                 }
                 host.tell_end();
                 if !is_new {
@@ -63,13 +70,20 @@ impl Launcher {
                 }
             }
             AgentEvent::Down { .. } => {}
-            AgentEvent::Unfit(why) => {
-                let name = self.fleet.name(id);
-                let why = format!("{name} cannot be used and goes back: {why}");
-                self.close(id);
-                self.missed(&why);
-            }
+            AgentEvent::Unfit(why) => self.unfit(id, &why),
         }
+    }
+
+    fn unfit(&mut self, id: HostId, why: &str) {
+        // Its agent may dial once more while it ends.
+        let host = self.fleet.hosts.get(&id);
+        if host.is_none_or(|host| host.closing.is_some()) {
+            return;
+        }
+        let name = self.fleet.name(id);
+        let why = format!("{name} cannot be used and goes back: {why}");
+        self.close(id);
+        self.missed(&why);
     }
 
     fn heard(&mut self, id: HostId, message: FromAgent) {

@@ -87,6 +87,7 @@ impl Launcher {
             addresses: self.addresses.clone(),
             secret: host.secret.clone(),
             lasts_s: options.time.as_secs() + 120,
+            tap: options.tap.clone(),
         };
         let path = self.folder.file(&format!("token-{number}"));
         token.write(&path)?;

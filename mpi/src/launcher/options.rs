@@ -68,6 +68,9 @@ pub struct Options {
     pub mpirun: Vec<String>,
     /// Where hosts reach the launcher; `None`: at every address of this host.
     pub address: Option<IpAddr>,
+    /// A tap device of each host, on a bridge of the site: the machines' network between hosts.
+    #[serde(default)]
+    pub tap: Option<String>,
 }
 
 /// What gives the hosts.

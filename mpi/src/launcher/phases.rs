@@ -124,6 +124,14 @@ impl Launcher {
 
     /// Starts all machines that are nowhere, evenly.
     fn place(&mut self, usable: &[(HostId, u64)]) -> Result<(), String> {
+        if self.record.mtu.is_none() {
+            let offers = self
+                .fleet
+                .hosts
+                .values()
+                .filter_map(|host| host.offer.as_ref());
+            self.record.mtu = offers.filter_map(|offer| offer.mtu).min();
+        }
         if self.record.options.one_machine {
             return self.place_one(usable);
         }
@@ -182,7 +190,7 @@ impl Launcher {
     pub(super) fn machine(&self, machine: MachineId) -> Machine {
         let options = &self.record.options;
         let number = machine.0;
-        let command_line = format!(
+        let mut command_line = format!(
             "console=ttyS0 quiet {PATIENT} weft.address={}/{} weft.name={} weft.peers={} \
              weft.slots={}",
             network::address(number),
@@ -191,6 +199,9 @@ impl Launcher {
             options.machines,
             options.slots,
         );
+        if let Some(mtu) = self.record.mtu {
+            command_line += &format!(" weft.mtu={mtu}");
+        }
         Machine {
             name: network::name(number),
             kernel: options.image.join("vmlinux"),

@@ -43,6 +43,9 @@ pub struct Record {
     pub machines: Vec<MachineRecord>,
     /// Moves that were made.
     pub moves: u64,
+    /// Of the machines' cards, if hosts have tap devices: bytes.
+    #[serde(default)]
+    pub mtu: Option<u32>,
     /// One machine began on several hosts: it has devices for that, and goes on from files on
     /// several only; otherwise on one.
     pub began_on_several: bool,
@@ -126,6 +129,7 @@ impl Record {
             reservations: Vec::new(),
             machines: vec![machine; options.machines as usize],
             moves: 0,
+            mtu: None,
             began_on_several: false,
             used_saves: Vec::new(),
             options,

@@ -250,8 +250,15 @@ fn start_switch(
     let (machines, log) = (folder.switch(), folder.file("switch.log"));
     await_end_of_switch(&machines);
     let messages = File::create(&log)?;
-    Switch::start(listen, machines.as_os_str(), key_file, messages.into())
-        .with_context(|| format!("its messages are in {}", log.display()))
+    Switch::start(
+        listen,
+        machines.as_os_str(),
+        key_file,
+        None,
+        messages.into(),
+    )
+    .map(|(switch, listening)| (switch, listening.address))
+    .with_context(|| format!("its messages are in {}", log.display()))
 }
 
 /// The switch of a launcher that was killed just now ends when it notices that. One that does not

@@ -27,6 +27,7 @@ mod orders;
 mod peer;
 mod report;
 mod run;
+mod tap;
 
 use std::io;
 use std::net::SocketAddr;
@@ -63,6 +64,8 @@ pub struct Options {
     pub machines: PathBuf,
     /// This switch's keys.
     pub keys: StaticKeys,
+    /// A tap device on a bridge, by its name.
+    pub tap: Option<String>,
 }
 
 impl Options {
@@ -80,6 +83,7 @@ impl Options {
             listen,
             machines,
             keys,
+            tap: None,
         })
     }
 }
@@ -99,6 +103,14 @@ pub enum ShellError {
     Taken {
         /// The socket.
         path: PathBuf,
+    },
+    /// The tap device cannot be used.
+    #[error("cannot use the tap device `{name}`: {why}")]
+    Tap {
+        /// As `ip link` shows it.
+        name: String,
+        /// With a remedy, where one is known.
+        why: String,
     },
     /// The socket for machines cannot be made.
     #[error(

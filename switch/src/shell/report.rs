@@ -31,6 +31,9 @@ pub enum Report {
         address: SocketAddr,
         /// By which peers know it.
         key: PublicKey,
+        /// Of its tap device, if it has one: the largest frame without the header, bytes.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        mtu: Option<u32>,
     },
     /// There is a link to a peer.
     Up(PublicKey),
@@ -41,7 +44,7 @@ pub enum Report {
         /// What ended it.
         why: String,
     },
-    /// An order cannot be carried out.
+    /// An order cannot be carried out, or the switch does not start.
     Error(String),
     /// What was asked for.
     Counters {

@@ -22,6 +22,7 @@ use super::machine::Machine;
 use super::orders::{Order, Orders};
 use super::peer::Link;
 use super::report::{Log, MachineReport, Output, PeerReport, Report};
+use super::tap::Tap;
 use super::{AGAIN, Options, ShellError, TICK};
 use crate::core::{MACHINES_MAX, PortId, Switch};
 
@@ -43,7 +44,12 @@ pub fn run(
     input: BorrowedFd<'_>,
     output: BorrowedFd<'_>,
 ) -> Result<(), ShellError> {
-    let mut shell = Shell::open(options)?;
+    let mut shell = Shell::open(options).inspect_err(|error| {
+        // A line of less than PIPE_BUF bytes: the process that started the switch may read it.
+        let mut said = Output::default();
+        said.say(&Report::Error(error.to_string()));
+        let _ = said.flush(output);
+    })?;
     let mut output = Some(output);
     loop {
         let ready = shell.wait(input, output).map_err(ShellError::System)?;
@@ -81,6 +87,7 @@ enum Source {
     Door,
     Machine(PortId),
     Peer(PublicKey),
+    Tap,
 }
 
 /// Another switch.
@@ -109,6 +116,7 @@ struct Shell {
     start: Instant,
     machines: BTreeMap<PortId, Machine>,
     peers: BTreeMap<PublicKey, Peer>,
+    tap: Option<Tap>,
     handshakes: Handshakes,
     listener: TcpListener,
     door: Door,
@@ -127,7 +135,10 @@ impl Shell {
             listen: address,
             machines,
             keys,
+            tap,
         } = options;
+        let mut core = Switch::default();
+        let tap = tap.map(|name| Tap::open(&name, &mut core)).transpose()?;
         let failed = |source| ShellError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
@@ -136,13 +147,15 @@ impl Shell {
         let callers = door.callers().map_err(ShellError::System)?;
         let (now, key) = (Instant::now(), keys.public());
         let mut output = Output::default();
-        output.say(&Report::Listening { address, key });
+        let mtu = tap.as_ref().map(|tap| tap.mtu);
+        output.say(&Report::Listening { address, key, mtu });
         let mut shell = Shell {
-            core: Switch::default(),
+            core,
             ours: key,
             start: now,
             machines: BTreeMap::new(),
             peers: BTreeMap::new(),
+            tap,
             handshakes: Handshakes::new(keys).map_err(ShellError::System)?,
             listener,
             door,
@@ -194,6 +207,8 @@ impl Shell {
                 sources.push((Source::Peer(*key), stream, both(link.is_blocked())));
             }
         }
+        let tap = self.tap.as_ref().map(Tap::descriptor);
+        sources.extend(tap.map(|tap| (Source::Tap, tap, reads)));
         let polled = sources
             .iter()
             .map(|(_, fd, flags)| PollFd::new(*fd, *flags));
@@ -247,6 +262,7 @@ impl Shell {
                     self.read_peer(key, now);
                 }
             }
+            Source::Tap => self.read_tap(now),
         }
     }
 }
@@ -378,6 +394,14 @@ impl Shell {
         }
     }
 
+    fn tap_lost(&mut self, error: &io::Error, now: Instant) {
+        if let Some(tap) = self.tap.take() {
+            self.core.remove_peer(tap.port);
+            let sentence = format!("the tap device cannot be used any more: {error}");
+            self.log.say(now, &sentence);
+        }
+    }
+
     fn machine_lost(&mut self, port: PortId, error: &io::Error, now: Instant) {
         self.machines.remove(&port);
         self.core.machine_gone(port, self.ms(now));
@@ -445,6 +469,17 @@ impl Shell {
         }
     }
 
+    fn read_tap(&mut self, now: Instant) {
+        let ms = self.ms(now);
+        while let Some(tap) = &mut self.tap {
+            match tap.pass_on(&mut self.core, ms) {
+                Ok(true) => self.flush(now),
+                Ok(false) => return,
+                Err(error) => return self.tap_lost(&error, now),
+            }
+        }
+    }
+
     fn link(&mut self, key: PublicKey) -> Option<&mut Link> {
         match &mut self.peers.get_mut(&key)?.state {
             State::Up(link) => Some(link),
@@ -476,6 +511,11 @@ impl Shell {
         let output: Vec<PublicKey> = output.map(|(key, _)| *key).collect();
         for key in output {
             self.flush_peer(key, now);
+        }
+        if let Some(tap) = &mut self.tap
+            && let Err(error) = tap.flush(&mut self.core, ms)
+        {
+            self.tap_lost(&error, now);
         }
     }
 

@@ -12,7 +12,8 @@ use crate::namespace::{Star, missing};
 
 const LOG_PAIRS: u32 = 30;
 /// Ranks on both machines start, say who they are, and end.
-const TALK: &str = "for n in 1 2 3 4; do mpirun -n 2 --map-by node hostname || exit; done";
+pub(super) const TALK: &str =
+    "for n in 1 2 3 4; do mpirun -n 2 --map-by node hostname || exit; done";
 
 pub fn short(bench: &Bench<'_>) -> Result<String> {
     cut(bench, Duration::from_secs(2))
@@ -22,6 +23,14 @@ pub fn long(bench: &Bench<'_>) -> Result<String> {
     cut(bench, Duration::from_secs(20))
 }
 
+/// A line of a list of hosts, for one of a star.
+pub(super) fn list_line(star: &Star, host: usize) -> Result<String> {
+    let words = star.prefix(host).into_iter().map(|word| word.into_string());
+    let words: Result<Vec<String>, _> = words.collect();
+    let words = words.map_err(|word| anyhow::anyhow!("{word:?} is no text"))?;
+    Ok(format!("h{host} {}\n", words.join(" ")))
+}
+
 fn cut(bench: &Bench<'_>, lasts: Duration) -> Result<String> {
     if let Some(why) = missing() {
         bail!(Lacks(why));
@@ -29,14 +38,8 @@ fn cut(bench: &Bench<'_>, lasts: Duration) -> Result<String> {
     let star = Star::new(3)?;
     let mut user = bench.user()?;
     user.prefix = star.prefix(0);
-    let line = |host: usize| {
-        let words = star.prefix(host).into_iter().map(|word| word.into_string());
-        let words: Result<Vec<String>, _> = words.collect();
-        let words = words.map_err(|word| anyhow::anyhow!("{word:?} is no text"))?;
-        Ok::<_, anyhow::Error>(format!("h{host} {}\n", words.join(" ")))
-    };
     let list = user.folder.join("list");
-    fs::write(&list, line(1)? + &line(2)?)?;
+    fs::write(&list, list_line(&star, 1)? + &list_line(&star, 2)?)?;
     let (program, size, list) = (user.ep(), LOG_PAIRS.to_string(), list.to_string_lossy());
     let address = Star::address(0);
     let words = [

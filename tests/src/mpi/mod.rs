@@ -4,6 +4,7 @@
 //! Always: the program's standard output and exit code are the command's; nothing is left when it
 //! has ended, no process, socket or folder.
 
+mod bridge;
 mod cut;
 mod ends;
 mod ep;
@@ -73,7 +74,7 @@ struct Bench<'a> {
 struct Lacks(String);
 
 /// With whether they run only with `--long`, or by their name. What runs always takes a minute and a half.
-const CHECKS: [(&str, bool, Check); 29] = [
+const CHECKS: [(&str, bool, Check); 30] = [
     ("mpi: grows, shrinks, releases", false, local::life),
     ("mpi: the program's exit code", false, local::exit_code),
     ("mpi: launcher killed at some moment", true, launcher::any),
@@ -107,6 +108,7 @@ const CHECKS: [(&str, bool, Check); 29] = [
     ("mpi: two users", true, users::apart),
     ("mpi: a cable cut for 2 s", true, cut::short),
     ("mpi: a cable cut for 20 s", true, cut::long),
+    ("mpi: over a VXLAN of the site", false, bridge::vxlan),
     ("mpi: Slurm", true, sites::slurm),
     ("mpi: with Slurm's server killed", true, sites::slurm_more),
     (
