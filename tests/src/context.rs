@@ -4,7 +4,6 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,8 +25,6 @@ pub struct Context {
     pub work: PathBuf,
     /// From which random moments are drawn.
     pub seed: u64,
-    /// Of `weft`, the programs and the sources, for another user; made when first wanted.
-    pub(crate) copies: Arc<Mutex<Option<[PathBuf; 3]>>>,
 }
 
 /// Sizes of the generated texts, MiB.
@@ -48,7 +45,6 @@ impl Context {
             inputs: work.join("inputs"),
             work,
             seed,
-            copies: Arc::default(),
         };
         fs::create_dir_all(&context.inputs)?;
         for size_mib in TEXTS_MIB {

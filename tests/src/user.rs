@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -64,10 +65,14 @@ pub(crate) fn cannot_change() -> Option<String> {
     (!works).then(|| format!("`runuser -u {USER}` does not work here"))
 }
 
+/// Of `weft`, the programs and the sources, in this process's work directory; made when first
+/// wanted.
+static COPIES: Mutex<Option<[PathBuf; 3]>> = Mutex::new(None);
+
 /// The same, with copies of everything where `nobody` can read it. Suites that run side by side
 /// share one set of copies, since each may have processes that execute them.
 pub(crate) fn open_context(context: &Context) -> Result<Context> {
-    let mut copies = context.copies.lock().expect("no suite panicked here");
+    let mut copies = COPIES.lock().expect("no suite panicked here");
     let [weft, programs, sources] = match &*copies {
         Some(made) => made.clone(),
         None => copies.insert(make_copies(context)?).clone(),
