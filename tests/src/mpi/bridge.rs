@@ -2,8 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
@@ -12,11 +10,12 @@ use super::user::{Launcher, text};
 use super::{BOOT_BOUND, Bench, END_BOUND, Lacks, PROGRAM_BOUND, STEP_BOUND, ep};
 use crate::namespace::{Star, missing};
 
-const LOOK: Duration = Duration::from_millis(200);
 const LOG_PAIRS: u32 = 30;
 const TAP: &str = "weft0";
 /// Of the cables, without what VXLAN adds.
 const MTU: u32 = 1450;
+/// Of a host that cannot be used.
+const SMALL_MTU: u32 = 1400;
 /// From the first machine to the second, in packets as large as they may be. The ssh compresses.
 const SENDS: &str = "head -c 500000 /dev/urandom | ssh -y -y 10.77.0.2 wc -c";
 const SENT: u64 = 500_000;
@@ -30,12 +29,13 @@ pub fn vxlan(bench: &Bench<'_>) -> Result<String> {
     if !Path::new("/dev/net/tun").exists() {
         bail!(Lacks("/dev/net/tun".into()));
     }
-    let star = Star::new(4)?;
+    let star = Star::new(5)?;
     star.vxlan(&[1, 2, 3], TAP, MTU)?;
+    star.vxlan(&[4], TAP, SMALL_MTU)?;
     let mut user = bench.user()?;
     user.prefix = star.prefix(0);
     let list = user.folder.join("list");
-    let lines: Result<String> = (1..=3).map(|host| list_line(&star, host)).collect();
+    let lines: Result<String> = (1..=4).map(|host| list_line(&star, host)).collect();
     fs::write(&list, lines?)?;
     let (program, size, list) = (user.ep(), LOG_PAIRS.to_string(), list.to_string_lossy());
     let address = Star::address(0);
@@ -45,11 +45,9 @@ pub fn vxlan(bench: &Bench<'_>) -> Result<String> {
     let words = [&of("weft9", "1")[..], &["--", &program, &size]].concat();
     let mut launcher = user.run("none", &words)?;
     let refusal = "this host has no tap device of that name";
-    let begun = Instant::now();
-    while !launcher.errors().contains(refusal) {
-        ensure!(begun.elapsed() < BOOT_BOUND, "{}", launcher.errors());
-        thread::sleep(LOOK);
-    }
+    user.until(&mut launcher, "a refusal", BOOT_BOUND, |status| {
+        status.log().contains(refusal)
+    })?;
     user.must(&["exit"])?;
     launcher.ends_within(END_BOUND)?;
     user.nothing_left(false)?;
@@ -77,6 +75,12 @@ pub fn vxlan(bench: &Bench<'_>) -> Result<String> {
         status.machines_on("h3") == 1 && status.hosts().len() == 2
     })?;
     talk(&launcher)?;
+    // The first host comes again, and the last one cannot.
+    user.must(&["hosts", "4"])?;
+    let refusal = "its tap device carries packets of 1400 bytes, and machines send 1450";
+    user.until(&mut launcher, "a refusal", STEP_BOUND, |status| {
+        status.log().contains(refusal)
+    })?;
     let mut all = 0;
     for host in [1, 2, 3] {
         let sent = star.sent(host, TAP)?;
