@@ -392,7 +392,7 @@ fn a_machine_that_waits_for_others_to_leave_is_saved() {
     assert!(ended.is_ok(), "{ended:?}");
 }
 
-/// Hosts so busy that moves take up to ten times as long, of which the launcher hears about.
+/// Moves take up to ten times as long, since hosts are busy, and the launcher hears their load.
 #[test]
 fn busy_hosts_are_left_in_time() {
     let seed = seed();
