@@ -8,6 +8,7 @@
 
 mod messages;
 mod options;
+mod resolver;
 
 pub use messages::{NO_LEASE, prefix_end};
 pub use options::{EtcdOptions, TlsFiles};
@@ -17,11 +18,13 @@ use crate::{
     Update, check, check_lease,
 };
 use messages::{KeyValue, LeaseAnswer, RangeAnswer, TxnAnswer, WatchLine, base64, first_key};
+use resolver::AddressOrName;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use ureq::unversioned::transport::DefaultConnector;
 
 /// One member may take so long to take a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
@@ -78,7 +81,11 @@ impl Etcd {
             .timeout_connect(Some(CONNECT_MAX))
             .build();
         Ok(Etcd {
-            agent: config.into(),
+            agent: ureq::Agent::with_parts(
+                config,
+                DefaultConnector::default(),
+                AddressOrName::default(),
+            ),
             endpoints: options.urls(),
             preferred: AtomicUsize::new(0),
         })
