@@ -22,7 +22,8 @@ const LOAD_TIMES_MAX: f64 = 16.0;
 const QUANTILE: f64 = 0.9;
 /// What even a move of nothing takes, seconds, before moves have shown it.
 const LEAST_S: f64 = 0.3;
-/// Moves from which it is seen how much of their time is their bytes'.
+/// Moves from which it is seen how much of their time is their bytes', and from which the load
+/// counts no more by itself.
 const LINE_LEAST: usize = 6;
 /// How much these must differ in their bytes: standard deviation by mean.
 const LINE_SPREAD: f64 = 0.1;
@@ -44,6 +45,8 @@ struct Sample {
     /// Seconds that its bytes need on the link, as far as is known.
     bytes_s: f64,
     took_s: f64,
+    /// How many times as long the load was thought to make it.
+    busy: f64,
 }
 
 /// Seconds of a move by the seconds that its bytes need.
@@ -103,8 +106,9 @@ impl Forecast {
         machine.resident as f64 * times / self.link
     }
 
-    /// How many runnable threads the busiest host has for each processor. That counts until a move
-    /// has been measured.
+    /// How many runnable threads the busiest host has for each processor. Until some moves were
+    /// measured that lengthens what they are thought to take; later a release, if there are more
+    /// than there were.
     pub fn note_load(&mut self, load: f64) {
         self.load = load;
     }
@@ -119,10 +123,23 @@ impl Forecast {
         self.quantile(machine, QUANTILE, FIRST_BOUND.max(self.busy()))
     }
 
-    /// The same for a release, which should rather begin too early: before a move was measured, it
-    /// has a margin on a busy host, too.
+    /// The same for a release, which should rather begin too early. Before a move was measured, it
+    /// has a margin on a busy host, too. The first moves are often quick, since no program runs
+    /// yet: while they are few, the load counts beside them, and a load that has grown counts
+    /// always.
     pub fn release_bound(&self, machine: &Machine) -> Duration {
-        self.quantile(machine, QUANTILE, FIRST_BOUND * self.busy())
+        let busy = self.busy();
+        let count = self.moves.len();
+        let measured = self.quantile(machine, QUANTILE, FIRST_BOUND * busy);
+        if count == 0 {
+            return measured;
+        }
+        let before = self.moves.iter().map(|sample| sample.busy).sum::<f64>() / count as f64;
+        let grown = measured.mul_f64((busy / before).max(1.0));
+        match count < LINE_LEAST {
+            true => grown.max(seconds(Line::PLAIN.at(self.bytes_s(machine)) * busy)),
+            false => grown,
+        }
     }
 
     /// How many times as long a move takes on a host with this load, about.
@@ -138,6 +155,7 @@ impl Forecast {
         self.moves.push_back(Sample {
             bytes_s: self.bytes_s(machine),
             took_s: took.as_secs_f64(),
+            busy: self.busy(),
         });
         if self.moves.len() > SAMPLES {
             self.moves.pop_front();
@@ -221,6 +239,25 @@ mod tests {
             assert_eq!(forecast.expected(&moved), idle * times, "{load}");
         }
         forecast.learn(&moved, idle);
+        assert_eq!(forecast.expected(&moved), idle);
+    }
+
+    #[test]
+    fn a_load_that_has_grown_makes_releases_longer() {
+        let mut forecast = Forecast::new(100.0 * 1048576.0);
+        let moved = machine(970, 0.0);
+        let idle = forecast.expected(&moved);
+        // The first moves are as quick as on an idle host, since no program runs yet.
+        forecast.note_load(16.0);
+        for _ in 1..LINE_LEAST {
+            forecast.learn(&moved, idle);
+            assert_eq!(forecast.release_bound(&moved), idle * 8);
+        }
+        forecast.learn(&moved, idle);
+        assert_eq!(forecast.release_bound(&moved), idle);
+        forecast.note_load(32.0);
+        assert_eq!(forecast.release_bound(&moved), idle * 2);
+        forecast.note_load(0.0);
         assert_eq!(forecast.release_bound(&moved), idle);
         assert_eq!(forecast.expected(&moved), idle);
     }

@@ -401,6 +401,64 @@ fn busy_hosts_are_left_in_time() {
         let mut world = World::new(seed);
         world.busy = 1.0 + world.random.below(10) as f64;
         let heard = 0.75 + 0.005 * world.random.below(100) as f64;
+/// Another program begins on the hosts after a while: moves take several times as long as any that
+/// was measured. A launcher that hears the load loses fewer machines; none could help if a host
+/// ends just then.
+#[test]
+fn hosts_that_become_busy_are_left_earlier() {
+    let overruns = |hears: bool| {
+        let ends_badly = |number: &u64| {
+            let mut world = World::new(3000 + number);
+            let begins = Duration::from_secs(300 + world.random.below(1200));
+            let busy = 2.0 + world.random.below(5) as f64;
+            while world.now < END {
+                if world.now >= begins {
+                    world.busy = busy;
+                    world
+                        .forecast
+                        .note_load(if hears { 2.0 * busy } else { 0.0 });
+                }
+                if world.step().is_err() {
+                    return true;
+                }
+            }
+            false
+        };
+        (0..HISTORIES).filter(ends_badly).count()
+    };
+    let (deaf, hears) = (overruns(false), overruns(true));
+    assert!(2 * hears < deaf, "{hears} instead of {deaf}");
+}
+
+/// Two hosts are left, and both end: a machine goes to the one that ends later, in which time
+/// another host may come.
+#[test]
+fn a_machine_gains_time_if_all_hosts_end() {
+    let mut world = World::new(7);
+    world.cluster.hosts.clear();
+    world.next_host = 0;
+    world.host(Some(Duration::from_secs(60)));
+    world.host(Some(Duration::from_secs(75)));
+    world.cluster.wanted = 0;
+    for machine in world.cluster.machines.values_mut() {
+        (machine.memory, machine.resident) = (128 * MIB, 64 * MIB);
+        (machine.at, machine.dirties) = (HostId(0), 0.0);
+    }
+    // So busy that both seem to have to be left at once.
+    world.forecast.note_load(16.0);
+    let is_empty = |world: &World| {
+        let mut machines = world.cluster.machines.values();
+        machines.all(|machine| machine.at == HostId(1))
+    };
+    while !is_empty(&world) {
+        world.now += TICK;
+        world.arrive();
+        world.obey().unwrap();
+        world.check().unwrap();
+    }
+    assert!(world.cluster.hosts.contains_key(&HostId(1)));
+}
+
         world.forecast.note_load(2.0 * world.busy * heard);
         if let Err(wrong) = history(world) {
             panic!("WEFT_SEED={seed}: {wrong:?}");
