@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::forecast::Forecast;
-use crate::state::{Cluster, HostId, MachineId, Rules};
+use crate::state::{Cluster, HostId, MACHINES_ON_HOST_MAX, MachineId, Rules};
 
 /// What a launcher does. Reasons are sentences.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,8 +192,13 @@ impl<'a> Round<'a> {
         let taken = self.cluster.machines.iter().filter(|(id, machine)| {
             machine.at == host || self.goes_to.get(id).is_some_and(|to| *to == host)
         });
-        let taken: u64 = taken.map(|(_, machine)| machine.memory).sum();
-        self.cluster.hosts[&host].room.saturating_sub(taken)
+        let taken: Vec<u64> = taken.map(|(_, machine)| machine.memory).collect();
+        match taken.len() < MACHINES_ON_HOST_MAX {
+            true => self.cluster.hosts[&host]
+                .room
+                .saturating_sub(taken.iter().sum()),
+            false => 0,
+        }
     }
 
     pub(crate) fn until(&self, host: HostId) -> Duration {
@@ -224,6 +229,26 @@ impl<'a> Round<'a> {
         })
     }
 
+    /// All hosts have to be left, nothing can be saved, and there is just time enough for a move: of
+    /// those that end later, the last. Another host may come before its end.
+    fn later_end(&self, machine: MachineId) -> Option<HostId> {
+        let from = self.goes_to[&machine];
+        let moves_at = self.until(from).saturating_sub(self.rules.margin);
+        let is_time = moves_at <= self.now.saturating_add(self.takes(from));
+        if !is_time || self.rules.saves.is_some() {
+            return None;
+        }
+        let gone_at = self.now.saturating_add(self.bound(machine));
+        let later = self.cluster.hosts.iter().filter(|(id, host)| {
+            !host.leaves
+                && !self.destinations.contains(id)
+                && self.until(**id) > gone_at.max(self.until(from))
+                && self.room(**id) >= self.cluster.machines[&machine].memory
+        });
+        let latest = later.max_by_key(|(id, _)| (self.until(**id), **id));
+        latest.map(|(id, _)| *id)
+    }
+
     fn order_move(&mut self, machine: MachineId, to: HostId, why: String) {
         let from = self.goes_to[&machine];
         self.sources.insert(from);
@@ -252,7 +277,8 @@ impl<'a> Round<'a> {
                     continue;
                 }
                 let gone_at = free_at.saturating_add(self.bound(machine));
-                match self.destination(machine, &BTreeSet::new()) {
+                let to = self.destination(machine, &BTreeSet::new());
+                match to.or_else(|| self.later_end(machine)) {
                     Some(to) if self.is_in_time(host, gone_at) => {
                         free_at = gone_at;
                         if !self.sources.contains(&host) {
@@ -290,13 +316,12 @@ impl<'a> Round<'a> {
         let name = self.name(host);
         match self.rules.saves {
             Some(rate) => {
-                // All machines of the host are saved one after the other.
-                let there = self
-                    .cluster
-                    .machines
-                    .values()
-                    .filter(|other| other.at == host);
-                let bytes: u64 = there.map(|other| other.resident).sum();
+                // All write to the folder at the same time, and one machine writes all its parts.
+                let writes = self.cluster.machines.values().filter(|other| {
+                    self.cluster.one.is_some()
+                        || self.leaving.contains(&other.at) && other.moves_to.is_none()
+                });
+                let bytes: u64 = writes.map(|other| other.resident).sum();
                 let takes = Duration::try_from_secs_f64(2.0 * bytes as f64 / rate.max(1.0));
                 let begins = empty_at.saturating_sub(takes.unwrap_or(Duration::MAX));
                 if begins <= self.now {

@@ -12,4 +12,6 @@ mod state;
 
 pub use decide::{Order, decide, shrink};
 pub use forecast::{Forecast, SAMPLES};
-pub use state::{Cluster, Host, HostId, Machine, MachineId, OneMachine, Rules};
+pub use state::{
+    Cluster, Host, HostId, MACHINES_ON_HOST_MAX, Machine, MachineId, OneMachine, Rules,
+};

@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Machines that a host has at most, those that come and go included: as many as its switch has
+/// places for cards.
+pub const MACHINES_ON_HOST_MAX: usize = 64;
+
 /// A reservation: one host for a time. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub u32);

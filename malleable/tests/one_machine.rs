@@ -277,3 +277,34 @@ fn no_part_is_where_its_host_has_ended() {
     assert!(changes > 5 * count, "{changes} changes");
     assert!(home_moves >= count, "the home moved {home_moves} times");
 }
+
+/// All hosts end together, and one node writes the pages of all.
+#[test]
+fn a_machine_on_several_hosts_is_saved_in_time() {
+    let end = Duration::from_secs(600);
+    for hosts in 2..=6 {
+        let mut world = World::new(u64::from(hosts));
+        world.cluster.hosts.clear();
+        world.next_host = 0;
+        for _ in 0..hosts {
+            world.host(Some(end), 8192 * MIB);
+        }
+        world.over = (0..hosts).map(HostId).collect();
+        world.note();
+        let rate = 50.0 * MIB as f64;
+        world.rules.saves = Some(rate);
+        let is_saved = |now: &Duration| {
+            let orders = decide(&world.cluster, &world.forecast, &world.rules, *now);
+            let is_save = |order: &Order| matches!(order, Order::Save { .. });
+            orders.iter().any(is_save)
+        };
+        let mut seconds = (0..600).map(Duration::from_secs);
+        let begins = seconds.find(is_saved).unwrap();
+        let takes = Duration::from_secs_f64(world.one.memory as f64 / rate);
+        assert!(begins + takes + world.rules.margin <= end, "{begins:?}");
+        assert!(
+            begins + 3 * takes + 2 * world.rules.margin > end,
+            "{begins:?}"
+        );
+    }
+}

@@ -167,16 +167,9 @@ impl World {
         }
     }
 
-    /// Saves of one host come one after the other.
+    /// Saves share the folder: they take as long together as one after the other.
     fn save(&mut self, id: MachineId) {
-        let at = self.cluster.machines[&id].at;
-        let same = |other: &&MachineId| self.cluster.machines[*other].at == at;
-        let before = self
-            .saves
-            .keys()
-            .filter(same)
-            .map(|other| self.saves[other]);
-        let begins = before.max().unwrap_or(self.now);
+        let begins = self.saves.values().copied().max().unwrap_or(self.now);
         let machine = self.cluster.machines.get_mut(&id).unwrap();
         let takes = machine.resident as f64 / SAVES * (0.7 + 0.007 * self.random.below(100) as f64);
         machine.is_being_saved = true;
@@ -401,6 +394,13 @@ fn busy_hosts_are_left_in_time() {
         let mut world = World::new(seed);
         world.busy = 1.0 + world.random.below(10) as f64;
         let heard = 0.75 + 0.005 * world.random.below(100) as f64;
+        world.forecast.note_load(2.0 * world.busy * heard);
+        if let Err(wrong) = history(world) {
+            panic!("WEFT_SEED={seed}: {wrong:?}");
+        }
+    }
+}
+
 /// Another program begins on the hosts after a while: moves take several times as long as any that
 /// was measured. A launcher that hears the load loses fewer machines; none could help if a host
 /// ends just then.
@@ -457,13 +457,6 @@ fn a_machine_gains_time_if_all_hosts_end() {
         world.check().unwrap();
     }
     assert!(world.cluster.hosts.contains_key(&HostId(1)));
-}
-
-        world.forecast.note_load(2.0 * world.busy * heard);
-        if let Err(wrong) = history(world) {
-            panic!("WEFT_SEED={seed}: {wrong:?}");
-        }
-    }
 }
 
 /// While the first move is under way, of another host's machine, nothing was measured. That was
