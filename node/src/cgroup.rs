@@ -48,6 +48,20 @@ pub struct Place {
     directory: PathBuf,
 }
 
+/// What the kernel lets a group hold, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    pub bytes: u64,
+    used: u64,
+}
+
+impl MemoryLimit {
+    /// What it may hold beside what it holds.
+    pub fn left(self) -> u64 {
+        self.bytes.saturating_sub(self.used)
+    }
+}
+
 /// Why this process may not bound memory.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
@@ -76,6 +90,26 @@ impl Place {
     /// Where it is mounted.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// Its bound on memory and those of the groups above it, where they have one.
+    pub fn limits(&self) -> Vec<MemoryLimit> {
+        let [bytes, used] = match self.version {
+            Version::One => ["memory.limit_in_bytes", "memory.usage_in_bytes"],
+            Version::Two => ["memory.max", "memory.current"],
+        };
+        let number = |group: &Path, file| -> Option<u64> {
+            let text = fs::read_to_string(group.join(file)).ok()?;
+            text.trim().parse().ok()
+        };
+        let groups = self.directory.ancestors();
+        let limits = groups.filter_map(|group| {
+            Some(MemoryLimit {
+                bytes: number(group, bytes)?,
+                used: number(group, used)?,
+            })
+        });
+        limits.collect()
     }
 
     /// How many of its processes the kernel has killed because memory ran out.
@@ -303,6 +337,47 @@ fn mounted_at(line: &str, version: Version, path: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_limits_of_a_job_and_of_what_is_above_count() {
+        let root = std::env::temp_dir().join(format!("weft-limits-{}", std::process::id()));
+        let group = |path: &str, files: [(&str, &str); 2]| {
+            let directory = root.join(path);
+            fs::create_dir_all(&directory).unwrap();
+            for (name, text) in files {
+                fs::write(directory.join(name), text).unwrap();
+            }
+        };
+        let limit = |bytes, used| MemoryLimit { bytes, used };
+        group(
+            "a",
+            [("memory.max", "9000\n"), ("memory.current", "4000\n")],
+        );
+        group(
+            "a/b",
+            [("memory.max", "max\n"), ("memory.current", "3000\n")],
+        );
+        group(
+            "a/b/c",
+            [("memory.max", "5000\n"), ("memory.current", "1000\n")],
+        );
+        let place = |path: &str, version| Place {
+            version,
+            directory: root.join(path),
+        };
+        let limits = place("a/b/c", Version::Two).limits();
+        assert_eq!(limits, [limit(5000, 1000), limit(9000, 4000)]);
+        assert_eq!(limits[0].left(), 4000);
+        let files = [
+            ("memory.limit_in_bytes", "700\n"),
+            ("memory.usage_in_bytes", "900\n"),
+        ];
+        group("old", files);
+        let limits = place("old", Version::One).limits();
+        assert_eq!(limits, [limit(700, 900)]);
+        assert_eq!(limits[0].left(), 0);
+        fs::remove_dir_all(&root).unwrap();
+    }
 
     const MOUNTS: &str = "\
 25 21 0:22 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755

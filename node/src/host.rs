@@ -7,6 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use serde::Serialize;
 
+use crate::cgroup::{MemoryLimit, Place};
 use crate::spawn::{Executable, ProgramKind};
 
 /// This host's name; empty where it has none.
@@ -171,22 +172,20 @@ pub fn require_dispatch() -> io::Result<()> {
 /// Bytes of memory that could be lent now without swapping.
 pub fn available_memory_bytes() -> u64 {
     let host = field_kib("/proc/meminfo", "MemAvailable:").unwrap_or(1 << 20) * 1024;
-    // A control group's limit, where there is one.
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let used = fs::read_to_string("/sys/fs/cgroup/memory.current").ok();
-    let number = |text: Option<String>| text.and_then(|text| text.trim().parse::<u64>().ok());
-    match (number(limit), number(used)) {
-        (Some(limit), Some(used)) => host.min(limit.saturating_sub(used)),
-        _ => host,
-    }
+    let left = own_memory_limits().into_iter().map(MemoryLimit::left);
+    left.fold(host, u64::min)
 }
 
-/// Bytes of memory that this host, or this control group, has in all.
+/// Bytes of memory that this host, or a control group of this process, has in all.
 pub fn total_memory_bytes() -> u64 {
     let host = field_kib("/proc/meminfo", "MemTotal:").unwrap_or(u64::MAX / 1024) * 1024;
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
-    limit.map_or(host, |limit| host.min(limit))
+    let limits = own_memory_limits().into_iter().map(|limit| limit.bytes);
+    limits.fold(host, u64::min)
+}
+
+/// Of the control groups that this process is in, as a batch system's job.
+fn own_memory_limits() -> Vec<MemoryLimit> {
+    Place::of("self").map_or_else(Vec::new, |place| place.limits())
 }
 
 /// Bytes of this host's memory that a process holds for itself alone: without its files'. None
