@@ -11,15 +11,9 @@ use roxmltree::{Document, Node};
 
 use crate::command::{Call, Said};
 use crate::job::{self, Job, JobId, Wanted};
-use crate::{BatchError, BatchSystem, Manners};
+use crate::{BatchError, BatchSystem};
 
 const SYSTEM: &str = "Grid Engine";
-/// A limit of 25 s was enforced after 26 in a test; `execd` looks at limits with each
-/// report.
-const COARSENESS: Duration = Duration::from_secs(10);
-/// The default of a queue's `notify`. What it really is only operators may see on some sites.
-const NOTIFY: Duration = Duration::from_secs(60);
-
 /// Grid Engine, with the cell that the environment names (`SGE_ROOT`, `SGE_CELL`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GridEngine;
@@ -91,14 +85,6 @@ impl BatchSystem for GridEngine {
         match said.success || has_ended {
             true => Ok(()),
             false => Err(said.failure(SYSTEM, &SILENT)),
-        }
-    }
-
-    fn manners(&self) -> Manners {
-        Manners {
-            unit: Duration::from_secs(1),
-            coarseness: COARSENESS,
-            grace: NOTIFY,
         }
     }
 }

@@ -19,7 +19,7 @@ pub use local::{Local, LocalHost};
 pub use slurm::Slurm;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// What gives hosts for a time.
 pub trait BatchSystem: Send {
@@ -41,20 +41,6 @@ pub trait BatchSystem: Send {
 
     /// Ends a job, whether it waits or runs. A job that has ended stays so.
     fn give_back(&self, id: &JobId) -> Result<(), BatchError>;
-
-    /// How it ends jobs.
-    fn manners(&self) -> Manners;
-}
-
-/// How a batch system ends jobs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manners {
-    /// Limits are multiples of this; what is asked for is rounded up.
-    pub unit: Duration,
-    /// It may end a job this much before or after its end, and warn so much earlier.
-    pub coarseness: Duration,
-    /// Between the first signal at the end, and KILL.
-    pub grace: Duration,
 }
 
 impl BatchError {

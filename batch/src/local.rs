@@ -17,7 +17,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, killpg, sigprocmask};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use crate::{BatchError, BatchSystem, Job, JobId, Manners, Wanted};
+use crate::{BatchError, BatchSystem, Job, JobId, Wanted};
 
 const SYSTEM: &str = "the list of hosts";
 /// Between TERM and KILL.
@@ -239,13 +239,5 @@ impl BatchSystem for Local {
             let _ = killpg(Pid::from_raw(record.process), Signal::SIGTERM);
         }
         Ok(())
-    }
-
-    fn manners(&self) -> Manners {
-        Manners {
-            unit: Duration::from_secs(1),
-            coarseness: Duration::from_secs(1),
-            grace: GRACE,
-        }
     }
 }

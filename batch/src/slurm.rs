@@ -7,15 +7,9 @@ use std::time::{Duration, SystemTime};
 
 use crate::command::{Call, Said};
 use crate::job::{self, Job, JobId, Wanted};
-use crate::{BatchError, BatchSystem, Manners};
+use crate::{BatchError, BatchSystem};
 
 const SYSTEM: &str = "Slurm";
-/// Slurm looks at limits every 30 s (`src/slurmctld/controller.c`), and `--signal` may come 60 s
-/// early (sbatch(1)).
-const COARSENESS: Duration = Duration::from_secs(60);
-/// `KillWait` where nobody has changed it.
-const KILL_WAIT: Duration = Duration::from_secs(30);
-
 /// Slurm, with the cluster that its configuration names.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slurm;
@@ -54,6 +48,8 @@ impl BatchSystem for Slurm {
                 "--nodes=1",
                 "--ntasks=1",
                 "--exclusive",
+                // All that the host has, where memory is given out, too (sbatch(1)).
+                "--mem=0",
                 "--no-requeue",
             ])
             .argument(format!("--time={minutes}"))
@@ -131,23 +127,6 @@ impl BatchSystem for Slurm {
             false => Err(said.failure(SYSTEM, &SILENT)),
         }
     }
-
-    fn manners(&self) -> Manners {
-        let told = call("scontrol").arguments(["show", "config"]).run();
-        let grace = told.ok().and_then(|said| kill_wait(&said.output));
-        Manners {
-            unit: Duration::from_secs(60),
-            coarseness: COARSENESS,
-            grace: grace.unwrap_or(KILL_WAIT),
-        }
-    }
-}
-
-/// `KillWait                = 30 sec`.
-fn kill_wait(config: &str) -> Option<Duration> {
-    let line = config.lines().find(|line| line.starts_with("KillWait "))?;
-    let seconds = line.split_once('=')?.1.trim().strip_suffix(" sec")?;
-    Some(Duration::from_secs(seconds.parse().ok()?))
 }
 
 /// `ID|STATE|HOST|END|REASON`.
@@ -205,13 +184,5 @@ mod tests {
         for line in ["", "7|RUNNING", "x y|RUNNING|h1|1|None"] {
             assert!(read_job(line).is_err(), "{line:?}");
         }
-    }
-
-    #[test]
-    fn the_grace_is_that_of_the_configuration() {
-        let config = "KeepAliveTime           = SYSTEM_DEFAULT\nKillOnBadExit           = 0\n\
-                      KillWait                = 5 sec\n";
-        assert_eq!(kill_wait(config), Some(Duration::from_secs(5)));
-        assert_eq!(kill_wait("KillWait"), None);
     }
 }
