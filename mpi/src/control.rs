@@ -181,10 +181,8 @@ pub enum FromAgent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
     pub name: String,
-    /// As `weft vm list` has it; `None` before it is listed.
+    /// As `weft vm list` has it; `None` while it does not answer.
     pub state: Option<String>,
     /// What it has touched of its memory, bytes.
     pub resident: u64,
-    /// What is done with it now.
-    pub task: Option<Task>,
 }

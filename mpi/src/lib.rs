@@ -11,6 +11,8 @@
 //! Everything that a machine can do is a `weft vm` command, which the agent runs as a process of
 //! its own.
 
+use std::io::Write as _;
+
 pub mod agent;
 pub mod control;
 pub mod launcher;
@@ -18,3 +20,9 @@ pub mod request;
 mod switch;
 mod token;
 mod wait;
+
+/// A line on standard error. Nobody may read it, or its disk may be full: nothing ends because of
+/// that.
+fn print(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

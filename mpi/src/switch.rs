@@ -44,13 +44,14 @@ pub struct Switch {
 
 impl Switch {
     /// `machines`: its socket, by a name or a path; `tap`: a device on a bridge; `messages`: where
-    /// it says what happens.
+    /// it says what happens; `ended`: called when it has ended, for whatever reason.
     pub fn start(
         listen: &str,
         machines: &OsStr,
         key: &Path,
         tap: Option<&str>,
         messages: Stdio,
+        ended: impl FnOnce() + Send + 'static,
     ) -> anyhow::Result<(Switch, Listening)> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let mut process = Command::new(own)
@@ -79,7 +80,10 @@ impl Switch {
             }
         };
         // So that it can go on writing.
-        let read = move || while let Some(Ok(_)) = reports.next() {};
+        let read = move || {
+            while let Some(Ok(_)) = reports.next() {}
+            ended();
+        };
         thread::Builder::new().name("reports".into()).spawn(read)?;
         let switch = Switch {
             process,

@@ -62,7 +62,6 @@ fn list() -> anyhow::Result<Vec<Seen>> {
         resident: machine.machine_pid.map_or(0, resident),
         name: machine.name,
         state: machine.state,
-        task: None,
     });
     Ok(seen.collect())
 }

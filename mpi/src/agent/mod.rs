@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use weft_wire::channel::Writer;
 
-use crate::control::{FromAgent, Outcome, PULSE, Seen, Task, ToAgent};
+use crate::control::{FromAgent, Outcome, PULSE, Seen, ToAgent};
 use crate::token::Token;
 use load::Load;
 use place::Place;
@@ -62,6 +62,8 @@ enum Event {
     Machines(Vec<Seen>),
     /// By its name.
     Signal(&'static str),
+    /// No machine here has a network any more. Those that move away have one.
+    SwitchEnded,
 }
 
 /// Serves until the reservation ends, the launcher says so, or a signal comes the second time.
@@ -74,7 +76,7 @@ pub fn run(token: &Path) -> anyhow::Result<()> {
     let end = Instant::now() + Duration::from_secs(token.lasts_s);
     let (sender, events) = channel();
     signals::watch(sender.clone()).context("cannot wait for signals")?;
-    let services = Arc::new(Services::new(&place, &token)?);
+    let services = Arc::new(Services::new(&place, &token, sender.clone())?);
     link::start(token, services.clone(), sender.clone())?;
     machines::watch(sender.clone())?;
     let mut agent = Agent {
@@ -83,7 +85,7 @@ pub fn run(token: &Path) -> anyhow::Result<()> {
         sender,
         link: 0,
         writer: None,
-        tasks: Vec::new(),
+        orders: Vec::new(),
         machines: Vec::new(),
         load: Load::default(),
         results: VecDeque::new(),
@@ -104,8 +106,8 @@ struct Agent {
     /// The newest link.
     link: u64,
     writer: Option<Writer>,
-    /// Under way.
-    tasks: Vec<(u64, Task)>,
+    /// Orders under way.
+    orders: Vec<u64>,
     machines: Vec<Seen>,
     load: Load,
     /// Of orders, by their numbers. A launcher that has not heard one gives its order again.
@@ -126,7 +128,7 @@ impl Agent {
             }
             if now >= pulse {
                 pulse = now + PULSE;
-                self.tell(FromAgent::Machines(self.seen()));
+                self.tell(FromAgent::Machines(self.machines.clone()));
                 if let Some(percent) = self.load.look() {
                     self.tell(FromAgent::Load(percent));
                 }
@@ -149,7 +151,7 @@ impl Agent {
             Event::Up { link, writer } => {
                 say("the launcher answers");
                 (self.link, self.writer) = (link, Some(*writer));
-                self.tell(FromAgent::Machines(self.seen()));
+                self.tell(FromAgent::Machines(self.machines.clone()));
                 if let Some(why) = self.leaves.clone() {
                     self.tell(FromAgent::Leaves(why));
                 }
@@ -165,7 +167,7 @@ impl Agent {
                 if let Err(why) = &result {
                     say(&format!("order {id}: {why}"));
                 }
-                self.tasks.retain(|(other, _)| *other != id);
+                self.orders.retain(|other| *other != id);
                 if self.results.len() == RESULTS_MAX {
                     self.results.pop_front();
                 }
@@ -174,16 +176,21 @@ impl Agent {
             }
             Event::Machines(machines) => self.machines = machines,
             Event::Signal(name) if self.leaves.is_none() => {
-                say(&format!("{name}: this host has to be left"));
-                let why = format!("the batch system sent {name}");
-                self.leaves = Some(why.clone());
-                self.tell(FromAgent::Leaves(why));
+                self.leave(&format!("the batch system sent {name}"));
             }
+            Event::SwitchEnded if self.leaves.is_none() => self.leave("its switch has ended"),
+            Event::SwitchEnded => {}
             // A batch system warns, and later ends. Between them are seconds at least.
             Event::Signal("SIGTERM" | "SIGINT") if self.machines.is_empty() => return Goes::Ends,
             Event::Signal(_) => {}
         }
         Goes::On
+    }
+
+    fn leave(&mut self, why: &str) {
+        say(&format!("{why}: this host has to be left"));
+        self.leaves = Some(why.to_owned());
+        self.tell(FromAgent::Leaves(why.to_owned()));
     }
 
     fn obey(&mut self, message: ToAgent) -> Goes {
@@ -207,31 +214,13 @@ impl Agent {
                 let known = self.results.iter().find(|(other, _)| *other == id);
                 if let Some((_, result)) = known.cloned() {
                     self.tell(FromAgent::Done { id, result });
-                } else if self.tasks.iter().all(|(other, _)| *other != id) {
-                    self.tasks.push((id, task.clone()));
+                } else if !self.orders.contains(&id) {
+                    self.orders.push(id);
                     task::start(id, task, self.sender.clone());
                 }
             }
         }
         Goes::On
-    }
-
-    /// The machines, with what is done with them.
-    fn seen(&self) -> Vec<Seen> {
-        let mut seen = self.machines.clone();
-        for (_, task) in &self.tasks {
-            let name = task.machine();
-            match seen.iter_mut().find(|seen| seen.name == name) {
-                Some(seen) => seen.task = Some(task.clone()),
-                None => seen.push(Seen {
-                    name: name.to_owned(),
-                    state: None,
-                    resident: 0,
-                    task: Some(task.clone()),
-                }),
-            }
-        }
-        seen
     }
 
     fn tell(&mut self, message: FromAgent) {
@@ -243,10 +232,13 @@ impl Agent {
         self.writer = None;
     }
 
-    /// Ends machines and services, and tidies up.
+    /// Ends machines and services, and tidies up. At the end of the reservation there is no time to
+    /// ask machines to end: they end with this process.
     fn end(&mut self) {
         self.writer = None;
-        machines::end_all();
+        if Instant::now() < self.end {
+            machines::end_all();
+        }
         self.services.end();
         self.place.leave();
     }
@@ -260,5 +252,5 @@ enum Goes {
 
 /// To the job's log.
 fn say(sentence: &str) {
-    eprintln!("weft mpi host: {sentence}");
+    crate::print(&format!("weft mpi host: {sentence}"));
 }

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -21,7 +22,7 @@ use weft_node::host;
 use weft_wire::keys::{PublicKey, StaticKeys};
 
 use super::place::Place;
-use super::say;
+use super::{Event, say};
 use crate::control::{Offer, PeerHost, SWITCH};
 use crate::switch::Switch;
 use crate::token::Token;
@@ -36,6 +37,7 @@ pub struct Services {
     memory: u64,
     /// On a bridge.
     tap: Option<String>,
+    events: Sender<Event>,
     running: Mutex<Option<Running>>,
 }
 
@@ -49,7 +51,7 @@ struct Running {
 
 impl Services {
     /// Not started yet.
-    pub fn new(place: &Place, token: &Token) -> anyhow::Result<Services> {
+    pub fn new(place: &Place, token: &Token, events: Sender<Event>) -> anyhow::Result<Services> {
         let config = place.config();
         config::init(&config).context("cannot make the keys of this host")?;
         let services = Services {
@@ -57,6 +59,7 @@ impl Services {
             config,
             launcher: token.key,
             tap: token.tap.clone(),
+            events,
             memory: host::available_memory_bytes() / 16 * MEMORY_PARTS,
             running: Mutex::new(None),
         };
@@ -87,7 +90,7 @@ impl Services {
             slices: Some(SLICES_MAX),
             ..DaemonOptions::default()
         };
-        let daemon = Daemon::listen(&options, |line| eprintln!("weft node: {line}"))?;
+        let daemon = Daemon::listen(&options, |line| crate::print(&format!("weft node: {line}")))?;
         let node = daemon.address()?.to_string();
         let known = daemon.known_peers();
         let accept = move || {
@@ -103,7 +106,10 @@ impl Services {
         thread::Builder::new().name("daemon".into()).spawn(accept)?;
         let key = self.config.join(KEY_FILE);
         let (tap, machines) = (self.tap.as_deref(), SWITCH.as_ref());
-        let (switch, listening) = Switch::start(&any_port, machines, &key, tap, Stdio::inherit())?;
+        let events = self.events.clone();
+        let ended = move || drop(events.send(Event::SwitchEnded));
+        let messages = Stdio::inherit();
+        let (switch, listening) = Switch::start(&any_port, machines, &key, tap, messages, ended)?;
         let offer = Offer {
             node,
             switch: listening.address,

@@ -9,6 +9,7 @@ use weft_malleable::{Cluster, Host, HostId, Machine, MachineId};
 use weft_wire::channel::Writer;
 use weft_wire::keys::PublicKey;
 
+use super::network;
 use super::options::Options;
 use crate::control::{Offer, PeerHost, Seen, Task, ToAgent};
 
@@ -34,11 +35,12 @@ pub struct LiveHost {
     pub writer: Option<Writer>,
     pub link: u64,
     pub offer: Option<Offer>,
-    pub seen: Vec<Seen>,
+    /// The machines there, once its agent has said so over its newest link.
+    pub seen: Option<Vec<Seen>>,
     /// Runnable threads, as a percentage of the processors.
     pub load: u32,
-    /// The launcher that asked for it ended before it knew the job: it is looked for by its name,
-    /// to give it back.
+    /// The launcher that asked for it ended before it knew the job, or the batch system's answer
+    /// was lost: the job is looked for by its name, to give it back.
     pub is_stray: bool,
 }
 
@@ -58,10 +60,16 @@ impl LiveHost {
             writer: None,
             link: 0,
             offer: None,
-            seen: Vec::new(),
+            seen: None,
             load: 0,
             is_stray: false,
         }
+    }
+
+    /// Nobody knows whether it has a job: if one is found, it goes back.
+    pub fn becomes_stray(&mut self) {
+        self.is_stray = true;
+        self.closing = Some(Instant::now());
     }
 
     /// Whether its job is looked for.
@@ -72,6 +80,13 @@ impl LiveHost {
     /// Whether its agent has answered, and the batch system has said where it is.
     pub fn has_come(&self) -> bool {
         self.offer.is_some() && self.name.is_some() && self.closing.is_none()
+    }
+
+    /// Whether its agent sees the machine, if it has said what it sees.
+    pub fn sees(&self, machine: MachineId) -> Option<bool> {
+        let seen = self.seen.as_ref()?;
+        let mut numbers = seen.iter().map(|seen| network::machine(&seen.name));
+        Some(numbers.any(|number| number == Some(machine.0)))
     }
 
     /// Whether it was asked for and may still come.

@@ -17,6 +17,8 @@ const UNSEEN_MAX: Duration = Duration::from_secs(60);
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A job that was given back may not have ended: the batch system may not have answered.
 const GIVE_BACK_AGAIN: Duration = Duration::from_secs(10);
+/// A saved machine is complete when its folder has this file (`docs/checkpoints.md`).
+const MANIFEST: &str = "manifest";
 /// A job that has ended is a host that is lost, if no agent answers this long.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
@@ -37,6 +39,7 @@ impl Launcher {
                 self.misses = 0;
                 host.key = Some(key);
                 host.link = link;
+                host.seen = None;
                 host.writer = Some(*writer);
                 host.offer = Some(offer);
                 if host.closing.is_some() {
@@ -96,13 +99,13 @@ impl Launcher {
                     let Some(live) = self.fleet.machines.get_mut(&machine) else {
                         continue;
                     };
-                    if live.at == Some(id) && seen.state.is_some() {
+                    if live.at == Some(id) {
                         live.resident = seen.resident;
                         live.unseen_since = None;
                     }
                 }
                 if let Some(host) = self.fleet.hosts.get_mut(&id) {
-                    host.seen = seen;
+                    host.seen = Some(seen);
                 }
                 self.settle(id);
             }
@@ -133,16 +136,12 @@ impl Launcher {
         let Some(host) = self.fleet.hosts.get(&id) else {
             return;
         };
-        let is_there = |machine: MachineId| {
-            let mut seen = host.seen.iter();
-            seen.any(|seen| network::machine(&seen.name) == Some(machine.0))
-        };
         let ended = self.fleet.machines.iter().find(|(machine, live)| {
             let unseen = live.unseen_since.map(|since| since.elapsed());
             live.at == Some(id)
                 && live.task.is_none()
                 && unseen.is_none_or(|unseen| unseen > UNSEEN_MAX)
-                && !is_there(**machine)
+                && host.sees(**machine) == Some(false)
         });
         if let Some(machine) = ended.map(|(machine, _)| *machine) {
             let name = self.fleet.name(id);
@@ -230,12 +229,65 @@ impl Launcher {
             }
         }
         for id in lost {
-            self.lose_host(id);
-            gone.push(id);
+            if self.complete_unheard(id) {
+                self.lose_host(id);
+                gone.push(id);
+            }
         }
         for id in gone {
             self.forget(id);
         }
+    }
+
+    /// A host is gone. Moves from there, and saves there, may have ended without the launcher
+    /// hearing it, as while no launcher was there. False while it is not known of all.
+    fn complete_unheard(&mut self, id: HostId) -> bool {
+        let gone = self.fleet.name(id);
+        let mut is_known = true;
+        let mut sentences = Vec::new();
+        for (machine, live) in &mut self.fleet.machines {
+            let Some(underway) = live.task.as_ref().filter(|_| live.at == Some(id)) else {
+                continue;
+            };
+            let name = network::name(machine.0);
+            match &underway.task {
+                Task::Move { .. } => {
+                    let to = underway.to;
+                    let host = to.and_then(|to| self.fleet.hosts.get(&to));
+                    let has_ended = host.is_none_or(|host| host.ended.is_some());
+                    match host.and_then(|host| host.sees(*machine)) {
+                        Some(true) => {
+                            live.at = to;
+                            live.task = None;
+                            live.unseen_since = Some(Instant::now());
+                            sentences.push(format!("{name} had left {gone} before that was gone"));
+                        }
+                        None if !has_ended => {
+                            is_known = false;
+                            sentences.push(format!(
+                                "{gone} is gone, and whether {name} had left is known when the \
+                                 agent of the host answers where it moved to"
+                            ));
+                        }
+                        _ => {}
+                    }
+                }
+                Task::Save { folder, .. } if folder.join(MANIFEST).exists() => {
+                    live.saved = Some(folder.clone());
+                    (live.at, live.task, live.ready) = (None, None, false);
+                    live.nodes.clear();
+                    sentences.push(format!("{name} had been saved before {gone} was gone"));
+                }
+                Task::Start(_)
+                | Task::Restore { .. }
+                | Task::Reshape { .. }
+                | Task::Save { .. } => {}
+            }
+        }
+        for sentence in sentences {
+            self.say_once(&sentence);
+        }
+        is_known
     }
 
     fn lose_host(&mut self, id: HostId) {
@@ -257,7 +309,8 @@ impl Launcher {
             .filter(|(_, live)| live.is_on(id) || restores(live))
             .map(|(machine, _)| *machine)
             .collect();
-        let has_come = host.is_some_and(|host| host.offer.is_some());
+        // Perhaps to an earlier launcher.
+        let has_come = host.is_some_and(|host| host.key.is_some());
         if !has_come {
             let log = self.folder.file(&format!("job-{}.log", id.0));
             let how = how.unwrap_or_default();

@@ -54,6 +54,7 @@ use site::{Ask, Refusal};
 pub use changes::Changes;
 pub use folder::names;
 pub use options::{HOSTS_MAX, ListedHost, MACHINES_MAX, Options, SiteOptions};
+pub(crate) use program::copy_max;
 pub use start::{attach, create, forget, requests_socket, resume, shell};
 
 /// The exit code if all machines were saved, since no host was left in time.
@@ -92,6 +93,8 @@ enum Event {
     Program(ProgramEvent),
     /// The user wants the end.
     Signal,
+    /// The switch of this host has ended.
+    SwitchEnded,
 }
 
 /// A cluster that is being looked after.
@@ -163,14 +166,16 @@ impl Launcher {
                 .events
                 .recv_timeout(next.saturating_duration_since(now))
             {
-                Ok(event) => self.handle(event),
+                Ok(event) => self.handle(event)?,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => anyhow::bail!("all threads have ended"),
             }
         }
     }
 
-    fn handle(&mut self, event: Event) {
+    /// # Errors
+    /// This launcher cannot go on; the cluster can.
+    fn handle(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::Agent { reservation, event } => self.agent(HostId(reservation), event),
             Event::Asked {
@@ -182,7 +187,16 @@ impl Launcher {
             Event::Request { request, answer } => self.request(request, &answer),
             Event::Program(event) => self.program(event),
             Event::Signal => self.interrupted(),
+            Event::SwitchEnded => {
+                let (name, log) = (self.folder.name(), self.folder.file("switch.log"));
+                anyhow::bail!(
+                    "the switch of this host has ended, and its messages are in {}: the machines \
+                     of {name} run on, and `weft mpi attach {name}` goes on with them",
+                    log.display()
+                );
+            }
         }
+        Ok(())
     }
 
     /// Looks at everything; the exit code when nothing is left to do.
@@ -195,7 +209,7 @@ impl Launcher {
 
     /// For the user, and for a status.
     fn say(&mut self, sentence: &str) {
-        eprintln!("weft: {sentence}");
+        crate::print(&format!("weft: {sentence}"));
         if self.log.len() == LOG_LINES {
             self.log.pop_front();
         }

@@ -32,7 +32,9 @@ impl Launcher {
                 }
                 Order::Reshape { to, why } => self.reshape(&to, &cluster, &why),
                 Order::Save { machine, why } => self.save(machine, &why),
-                Order::GiveBack(host) => self.close(host),
+                // A machine may be on its way there from a host whose agent does not answer.
+                Order::GiveBack(host) if self.on(host).is_empty() => self.close(host),
+                Order::GiveBack(_) => {}
                 Order::Stuck { machine, why } => self.stuck(machine, &why),
             }
         }

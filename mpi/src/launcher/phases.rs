@@ -116,7 +116,7 @@ impl Launcher {
     }
 
     /// Machines that are on a host, or about to be.
-    fn on(&self, host: HostId) -> Vec<MachineId> {
+    pub(super) fn on(&self, host: HostId) -> Vec<MachineId> {
         let machines = self.fleet.machines.iter();
         let there = machines.filter(|(_, live)| live.hosts().contains(&host));
         there.map(|(id, _)| *id).collect()

@@ -1,6 +1,7 @@
-//! An agent that is killed, so that its host is lost; and a machine that ends while no launcher
-//! is there.
+//! An agent that is killed, so that its host is lost; a machine that ends, and one that moves,
+//! while no launcher is there; switches that are killed.
 
+use std::fs;
 use std::thread;
 use std::time::Duration;
 
@@ -8,8 +9,10 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{BOOT_BOUND, Bench, END_BOUND, PROGRAM_BOUND, processes};
+use super::{BOOT_BOUND, Bench, END_BOUND, PROGRAM_BOUND, STEP_BOUND, ep, processes};
 
+/// On two processors some 20 s.
+const LOG_PAIRS: u32 = 29;
 /// A new launcher gives machines a minute to be seen.
 const UNSEEN_BOUND: Duration = Duration::from_secs(150);
 
@@ -49,6 +52,82 @@ pub fn agent(bench: &Bench<'_>) -> Result<String> {
         .find(|line| line.contains("is lost"))
         .unwrap_or_default();
     Ok(lost.trim_start_matches("weft: ").to_owned())
+}
+
+/// A machine leaves its host, which then goes, and no launcher hears either.
+pub fn moved(bench: &Bench<'_>) -> Result<String> {
+    let user = bench.user()?;
+    let (program, size) = (user.ep(), LOG_PAIRS.to_string());
+    let words = ["--hosts", "2", "--vms", "1", "--", &program, &size];
+    let mut first = user.run("c", &words)?;
+    let status = user.until(&mut first, "it runs", BOOT_BOUND, |status| {
+        status.is_running() && status.hosts().len() == 2
+    })?;
+    let hosts = status.hosts();
+    let host = hosts.iter().find(|host| status.machines_on(host) == 1);
+    user.must(&["release", host.context("it is nowhere")?])?;
+    user.until(&mut first, "a move", STEP_BOUND, |status| {
+        status.is_moving() || status.moves() > 0
+    })?;
+    first.kill()?;
+    let record = fs::read_to_string(user.state().join("c/cluster.json"))?;
+    let record: serde_json::Value = serde_json::from_str(&record)?;
+    let machine = &record["machines"][0];
+    let was_heard = machine["order"].is_null();
+    if !was_heard {
+        // Much longer than it takes.
+        thread::sleep(Duration::from_secs(10));
+        let token = format!("/token-{}", machine["host"]);
+        let mut agents = processes::agents(&user.tag).into_values();
+        let agent = agents.find(|pid| processes::command_line(*pid).contains(&token));
+        kill(Pid::from_raw(agent.context("no agent")?), Signal::SIGKILL)?;
+    }
+    let mut second = user.launch("c", &["attach", "c"])?;
+    second.must_end(0, PROGRAM_BOUND)?;
+    ep::judge(&(first.output() + &second.output()), LOG_PAIRS, 1)?;
+    if !was_heard {
+        second.says("vm-0 had left ")?;
+    }
+    // The folder of the agent that was killed is its host's.
+    user.no_process_left()?;
+    Ok(String::from(if was_heard { "it was heard" } else { "" }))
+}
+
+/// The switch of a host ends: its machines move to one that has a switch. The launcher's ends: the
+/// next one has another.
+pub fn switch(bench: &Bench<'_>) -> Result<String> {
+    let user = bench.user()?;
+    let (program, size) = (user.ep(), (LOG_PAIRS + 1).to_string());
+    let words = ["--hosts", "2", "--vms", "2", "--", &program, &size];
+    let mut first = user.run("c", &words)?;
+    user.until(&mut first, "it runs", BOOT_BOUND, |status| {
+        status.is_running() && status.hosts().len() == 2
+    })?;
+    let agents = processes::agents(&user.tag);
+    let switches = || {
+        let pids = processes::tagged_pids(&user.tag).into_iter();
+        let switches =
+            pids.filter(|pid| processes::command_line(*pid).contains(" switch --listen "));
+        switches.filter_map(processes::read)
+    };
+    let of_agent = switches().find(|switch| agents.values().any(|pid| *pid == switch.parent));
+    let of_agent = of_agent.context("no host has a switch")?.identity.pid;
+    kill(Pid::from_raw(of_agent), Signal::SIGKILL)?;
+    user.until(&mut first, "a move", STEP_BOUND, |status| {
+        status.moves() > 0 && status.log().contains("its switch has ended")
+    })?;
+    let own = switches().find(|switch| switch.parent == first.pid());
+    kill(
+        Pid::from_raw(own.context("the launcher has no switch")?.identity.pid),
+        Signal::SIGKILL,
+    )?;
+    first.must_end(1, END_BOUND)?;
+    first.says("the switch of this host has ended")?;
+    let mut second = user.launch("c", &["attach", "c"])?;
+    second.must_end(0, PROGRAM_BOUND)?;
+    ep::judge(&(first.output() + &second.output()), LOG_PAIRS + 1, 2)?;
+    user.nothing_left(false)?;
+    Ok(String::new())
 }
 
 /// The next launcher misses it.
