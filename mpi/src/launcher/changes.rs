@@ -1,6 +1,7 @@
 //! What a user may change when a cluster goes on from its saved machines (`weft mpi resume`).
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
@@ -19,6 +20,8 @@ pub struct Changes {
     pub wait: Option<Duration>,
     /// Arguments for `sbatch` or `qsub`, instead of those before; none: as before.
     pub batch: Vec<OsString>,
+    /// Where hosts reach the launcher.
+    pub address: Option<IpAddr>,
     /// The hosts of the list.
     pub list: Option<Vec<ListedHost>>,
 }
@@ -39,6 +42,7 @@ impl Changes {
         }
         options.time = self.time.unwrap_or(options.time);
         options.wait = self.wait.unwrap_or(options.wait);
+        options.address = self.address.or(options.address);
         if let Some(list) = self.list {
             ensure!(
                 matches!(options.site, SiteOptions::Local(_)),

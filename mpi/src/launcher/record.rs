@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 use weft_batch::JobId;
+use weft_node::host::host_name;
 use weft_wire::keys::PublicKey;
 
 use super::folder::Folder;
@@ -32,6 +33,9 @@ pub struct Record {
     /// When its first launcher started, seconds since 1970.
     began_s: u64,
     pub wanted: usize,
+    /// The launcher's host, as the kernel calls it. Agents know its addresses only.
+    #[serde(default)]
+    pub host: String,
     /// Where agents reach the launcher: another one listens there, too.
     pub port: u16,
     pub phase: Phase,
@@ -104,6 +108,10 @@ pub struct OrderRecord {
     pub others: Vec<u32>,
 }
 
+fn this_host() -> String {
+    host_name().trim().to_owned()
+}
+
 fn now_s() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
@@ -122,6 +130,7 @@ impl Record {
             version: VERSION,
             began_s: now_s(),
             wanted: options.hosts,
+            host: this_host(),
             port,
             phase: Phase::Gathering,
             code: None,
@@ -134,6 +143,17 @@ impl Record {
             used_saves: Vec::new(),
             options,
         }
+    }
+
+    /// The host of the launcher, if it is another one.
+    pub fn elsewhere(&self) -> Option<&str> {
+        let known = !self.host.is_empty() && self.host != this_host();
+        known.then_some(self.host.as_str())
+    }
+
+    /// From now on the launcher is on this host, and listens there.
+    pub fn is_here(&mut self, port: u16) {
+        (self.host, self.port) = (this_host(), port);
     }
 
     /// Since its first launcher started.

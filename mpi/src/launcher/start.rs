@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use nix::fcntl::Flock;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::signal::{SigSet, Signal};
@@ -60,7 +60,7 @@ fn begin(folder: &Folder, options: Options, program: Option<PathBuf>) -> anyhow:
     archive::make(&options.image, folder, program.as_deref(), &options.with)?;
     know_machines(folder, options.machines)?;
     keys::save(&keys::generate()?, &folder.file(KEY_FILE))?;
-    let listener = listen(&options, 0)?;
+    let listener = listen(options.address, 0)?;
     let record = Record::new(options, listener.local_addr()?.port());
     open(folder, lock, record, listener)
 }
@@ -68,7 +68,8 @@ fn begin(folder: &Folder, options: Options, program: Option<PathBuf>) -> anyhow:
 /// Goes on with a cluster whose launcher is gone.
 ///
 /// # Errors
-/// No such cluster exists, its launcher lives, or its machines are saved.
+/// No such cluster exists, its launcher lives, its hosts know another host as the launcher's, or its
+/// machines are saved.
 pub fn attach(name: &str) -> anyhow::Result<Launcher> {
     let folder = Folder::of(name)?;
     let lock = folder.lock()?;
@@ -77,7 +78,15 @@ pub fn attach(name: &str) -> anyhow::Result<Launcher> {
         record.phase != Phase::Saved || !record.reservations.is_empty(),
         "the machines of {name} are saved: `weft mpi resume {name}` goes on with them"
     );
-    let listener = listen(&record.options, record.port)?;
+    if let Some(host) = record.elsewhere() {
+        bail!(
+            "the launcher of {name} was on {host}, and its hosts look for it there: use `weft mpi \
+             attach {name}` on {host}"
+        );
+    }
+    let listener = listen(record.options.address, record.port).with_context(|| {
+        format!("the hosts of {name} look for its launcher there, and another process has it")
+    })?;
     open(&folder, lock, record, listener)
 }
 
@@ -104,7 +113,9 @@ pub fn resume(name: &str, changes: Changes) -> anyhow::Result<Launcher> {
     }
     changes.apply(&mut record)?;
     record.phase = Phase::Gathering;
-    let listener = listen(&record.options, record.port)?;
+    // No host knows an earlier launcher's address any more.
+    let listener = listen(record.options.address, 0)?;
+    record.is_here(listener.local_addr()?.port());
     open(&folder, lock, record, listener)
 }
 
@@ -129,9 +140,14 @@ pub fn forget(name: &str) -> anyhow::Result<()> {
 /// Where the launcher of a cluster answers.
 ///
 /// # Errors
-/// That is no name.
+/// There is no such cluster, or its launcher is on another host.
 pub fn requests_socket(name: &str) -> anyhow::Result<PathBuf> {
-    Ok(Folder::of(name)?.requests())
+    let folder = Folder::of(name)?;
+    let record = Record::read(&folder)?;
+    if let Some(host) = record.elsewhere().filter(|_| record.phase != Phase::Saved) {
+        bail!("the launcher of {name} is on {host}: use `weft mpi` there");
+    }
+    Ok(folder.requests())
 }
 
 /// A command on a machine of a cluster that runs: ssh, with the caller's standard streams.
@@ -146,11 +162,16 @@ pub fn shell(name: &str, machine: u32, script: &str) -> anyhow::Result<Command> 
     Shell::new(&record.options.image, &folder).command(machine, script)
 }
 
-fn listen(options: &Options, port: u16) -> anyhow::Result<TcpListener> {
+/// For the agents. Port 0: a free one.
+fn listen(address: Option<IpAddr>, port: u16) -> anyhow::Result<TcpListener> {
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    let address = SocketAddr::new(options.address.unwrap_or(any), port);
-    TcpListener::bind(address).with_context(|| {
-        format!("cannot listen on {address} for the agents: --address names another address")
+    let address = SocketAddr::new(address.unwrap_or(any), port);
+    TcpListener::bind(address).with_context(|| match port {
+        0 => format!(
+            "cannot listen on {} for the agents: --address names another address of this host",
+            address.ip()
+        ),
+        _ => format!("cannot listen on {address} for the agents"),
     })
 }
 
@@ -185,7 +206,7 @@ fn open(
     let key = keys.public();
     let addresses = addresses(options, record.port)?;
     let any_port = SocketAddr::new(listener.local_addr()?.ip(), 0).to_string();
-    let (switch, switch_address) = start_switch(&any_port, folder, &key_file)?;
+    let (switch, switch_address) = start_switch(&any_port, folder, &key_file, sender.clone())?;
     let switch_port = switch_address
         .rsplit(':')
         .next()
@@ -246,6 +267,7 @@ fn start_switch(
     listen: &str,
     folder: &Folder,
     key_file: &Path,
+    events: Sender<Event>,
 ) -> anyhow::Result<(Switch, String)> {
     let (machines, log) = (folder.switch(), folder.file("switch.log"));
     await_end_of_switch(&machines);
@@ -256,6 +278,7 @@ fn start_switch(
         key_file,
         None,
         messages.into(),
+        move || drop(events.send(Event::SwitchEnded)),
     )
     .map(|(switch, listening)| (switch, listening.address))
     .with_context(|| format!("its messages are in {}", log.display()))
@@ -325,11 +348,12 @@ fn fleet(record: &Record, folder: &Folder, guests: &Guests) -> Fleet {
     }
 }
 
-/// A host of a list comes at once; a job may wait, and Slurm looks at jobs every 30 s.
+/// A host of a list comes at once. A job may wait, as Slurm looks at jobs every 30 s, and the
+/// warning of a batch system, which has a host be left, may come two minutes before the end.
 fn ask_ahead(options: &Options) -> Duration {
     let ahead = match options.site {
         SiteOptions::Local(_) => Duration::from_secs(20),
-        SiteOptions::Slurm { .. } | SiteOptions::GridEngine { .. } => Duration::from_secs(90),
+        SiteOptions::Slurm { .. } | SiteOptions::GridEngine { .. } => Duration::from_secs(210),
     };
     ahead.min(options.time / 4)
 }

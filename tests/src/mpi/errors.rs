@@ -29,13 +29,21 @@ fn before_the_start(user: &User) -> Result<()> {
     };
     refused(
         &["--time", "0.5", "--margin", "10", "--", &program],
-        "30 s is too short: 30 s are needed",
+        "--time 0.5 (30 s) is too short",
     )?;
     refused(
         &["--vms", "2", "-n", "3", "--", &program],
         "3 processes do not fit on 2 machines with 1 slots each",
     )?;
     refused(&["--", "no-such"], "there is no program no-such here")?;
+    refused(
+        &["-np", "4", &program],
+        "`-np` is no option of `weft mpi run`",
+    )?;
+    refused(
+        &["--memory", "1M", "--", &program],
+        "--memory 1.0 MiB is too little",
+    )?;
     refused(&["--batch=-p", "--", &program], "--batch is for --on slurm")?;
     refused(
         &["--on", "slurm", "--list", "x", "--", &program],
@@ -141,6 +149,12 @@ fn of_a_cluster_that_runs(user: &User) -> Result<()> {
         1,
         "the cluster has no host nowhere; it has local-",
     )?;
+    user.refused(&["extend", "nowhere", "5"], 1, "no host nowhere")?;
+    user.refused(
+        &["extend", "local-1", "5"],
+        1,
+        "the list of hosts cannot extend a job that runs",
+    )?;
     user.refused(&["hosts", "99"], 1, "a cluster has 1 to 60 hosts, not 99")?;
     user.refused(&["shrink", "0"], 1, "a cluster has 1 to 60 hosts, not 0")?;
     user.refused(&["deploy", "no-such-file"], 1, "no-such-file")?;
@@ -155,12 +169,27 @@ fn of_a_cluster_that_runs(user: &User) -> Result<()> {
     user.refused(&["resume", "c"], 1, "are not saved: `weft mpi attach c`")?;
     let listed = user.must(&["list"])?;
     ensure!(listed.contains("no launcher"), "{listed}");
+    of_a_launcher_elsewhere(user)?;
     let mut launcher = user.launch("c", &["attach", "c"])?;
     user.until(&mut launcher, "it runs", BOOT_BOUND, |status| {
         status.is_running()
     })?;
     user.must(&["exit"])?;
     launcher.must_end(0, END_BOUND)
+}
+
+/// As if the user had come to another login node.
+fn of_a_launcher_elsewhere(user: &User) -> Result<()> {
+    let path = user.state().join("c/cluster.json");
+    let text = fs::read_to_string(&path)?;
+    let mut record: serde_json::Value = serde_json::from_str(&text)?;
+    record["host"] = "login2".into();
+    fs::write(&path, record.to_string())?;
+    let sentence = "the launcher of c was on login2, and its hosts look for it there";
+    user.refused(&["attach", "c"], 1, sentence)?;
+    user.refused(&["status", "c"], 1, "the launcher of c is on login2")?;
+    fs::write(&path, text)?;
+    Ok(())
 }
 
 fn of_a_damaged_record(user: &User) -> Result<()> {
