@@ -16,7 +16,7 @@ pub enum ValueError {
     #[error("not a number of seconds")]
     NotSeconds,
     /// Negative, or more than any clock counts.
-    #[error(transparent)]
+    #[error("not a number of seconds from 0 to some billions")]
     Seconds(#[from] TryFromFloatSecsError),
 }
 

@@ -7,11 +7,13 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
+use crate::launcher::{MACHINES_MAX, copy_max};
+
 /// Longest line in bytes.
 pub const LINE_MAX: u64 = 1 << 20;
 /// Bytes of each of the program's streams in an answer: as JSON a byte has six at most.
 pub const OUTPUT_MAX: u64 = 64 << 10;
-/// How long a launcher may take for an answer: a file goes to all machines meanwhile.
+/// How long a launcher may take for an answer: the batch system may be asked meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +27,8 @@ pub enum Request {
     Hosts(usize),
     /// One host goes back now.
     Release(String),
+    /// The reservation of a host lasts so much longer, if the batch system allows that.
+    Extend(String, Duration),
     /// One host more.
     NewNode,
     /// So many hosts stay, those whose reservations last longest.
@@ -153,6 +157,20 @@ pub struct Stream {
     pub end: String,
 }
 
+impl Request {
+    /// How long a launcher may take for the answer.
+    fn patience(&self) -> Duration {
+        match self {
+            // To one machine after the other.
+            Request::Deploy(file) => {
+                let bytes = std::fs::metadata(file).map_or(0, |metadata| metadata.len());
+                copy_max(bytes) * MACHINES_MAX
+            }
+            _ => ANSWER_MAX,
+        }
+    }
+}
+
 /// Asks the launcher at `socket`.
 pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
     let stream = weft_node::rundir::connect(socket).with_context(|| {
@@ -162,7 +180,7 @@ pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
             socket.display()
         )
     })?;
-    stream.set_read_timeout(Some(ANSWER_MAX))?;
+    stream.set_read_timeout(Some(request.patience()))?;
     stream.set_write_timeout(Some(Duration::from_secs(5)))?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');

@@ -32,8 +32,8 @@ pub enum MpiCommand {
     },
     /// Show hosts, machines and what happened
     Status {
-        /// The cluster's name [default: the only one]
-        name: Option<String>,
+        #[command(flatten)]
+        cluster: NameArg,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -47,8 +47,8 @@ ends the cluster after a question, o makes the output larger. q leaves the page,
 runs on."
     )]
     Top {
-        /// The cluster's name [default: the only one]
-        name: Option<String>,
+        #[command(flatten)]
+        cluster: NameArg,
     },
     /// Set how many hosts are wanted: more are asked for, fewer are left as reservations end
     Hosts {
@@ -57,7 +57,7 @@ runs on."
         #[command(flatten)]
         cluster: ClusterArg,
     },
-    /// Want one host more
+    /// Ask for one more host
     Newnode {
         #[command(flatten)]
         cluster: ClusterArg,
@@ -73,6 +73,17 @@ runs on."
     Release {
         /// Its name, as `weft mpi status` shows it
         host: String,
+        #[command(flatten)]
+        cluster: ClusterArg,
+    },
+    /// Ask the batch system to let a host's reservation last longer: on Slurm most sites allow that
+    /// to operators alone, and Grid Engine and a list of hosts cannot do it
+    Extend {
+        /// The host's name, as `weft mpi status` shows it
+        host: String,
+        /// By how much
+        #[arg(value_parser = parse_minutes)]
+        minutes: Duration,
         #[command(flatten)]
         cluster: ClusterArg,
     },
@@ -97,7 +108,7 @@ runs on."
     /// End a cluster: its program, its machines and its reservations
     Exit {
         #[command(flatten)]
-        cluster: ClusterArg,
+        cluster: NameArg,
     },
     /// Remove what is left of a cluster that has ended
     Forget {
@@ -110,6 +121,23 @@ runs on."
         /// The job's token
         token: PathBuf,
     },
+}
+
+/// For commands without another argument: both forms mean the same.
+#[derive(Debug, Args)]
+pub struct NameArg {
+    /// The cluster's name [default: the only one]
+    pub name: Option<String>,
+    /// The same
+    #[arg(long, value_name = "NAME", conflicts_with = "name")]
+    pub cluster: Option<String>,
+}
+
+impl NameArg {
+    /// As it was given.
+    pub fn either(self) -> Option<String> {
+        self.name.or(self.cluster)
+    }
 }
 
 /// For commands whose own argument is something else.
@@ -131,10 +159,13 @@ pub struct MpiResumeArgs {
     /// How long each host is asked for [default: as before]
     #[arg(long, value_name = "MINUTES", value_parser = parse_minutes)]
     pub time: Option<Duration>,
-    /// How long to wait for all hosts, before the cluster goes on on those that came [default: as
-    /// before]
+    /// How long to wait for all hosts, before the cluster continues on the hosts that came
+    /// [default: as before]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub wait: Option<Duration>,
+    /// The address of this host where reserved hosts reach it [default: as before]
+    #[arg(long, value_name = "ADDRESS")]
+    pub address: Option<IpAddr>,
     /// Another list of hosts; `weft mpi run --help` has its form
     #[arg(long, value_name = "FILE")]
     pub list: Option<PathBuf>,
@@ -147,7 +178,8 @@ pub struct MpiResumeArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: the program's own; 121 no host was left in time, and all machines are \
-saved; 122 a machine was lost; 125 the cluster did not start; 130 the user ended it."
+saved; 122 a machine was lost; 125 the cluster did not start; 130 the user ended it before the program \
+did; 2 an option is wrong."
 )]
 pub struct MpiRunArgs {
     /// The cluster's name [default: from the program's]
@@ -157,8 +189,8 @@ pub struct MpiRunArgs {
     #[arg(long, value_enum, value_name = "SYSTEM", default_value_t = OnArg::Local)]
     pub on: OnArg,
     /// With `--on local`, the hosts: a line for each, its name and the command that leads to it,
-    /// such as `alpha ssh alpha`; a name alone is this host. An end `max=SECONDS` bounds its
-    /// reservations [default: this host, as often as hosts are wanted]
+    /// such as `alpha ssh alpha`; a name alone is this host. `max=SECONDS` at the end of a line
+    /// limits each reservation of that host [default: this host, as often as hosts are wanted]
     #[arg(long, value_name = "FILE")]
     pub list: Option<PathBuf>,
     /// An argument for `sbatch` or `qsub`, such as --batch=--partition=long; may be repeated
@@ -168,7 +200,7 @@ pub struct MpiRunArgs {
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u64).range(1..=HOSTS_MAX as u64))]
     pub hosts: u64,
-    /// From some time on, want another number of hosts
+    /// Ask for HOSTS hosts, SECONDS after the start
     #[arg(long, value_name = "HOSTS@SECONDS", value_parser = parse_grow)]
     pub grow: Option<(usize, Duration)>,
     /// Machines, for the cluster's whole life [default: as many as hosts]
@@ -198,7 +230,8 @@ pub struct MpiRunArgs {
     /// How long each host is asked for
     #[arg(long, value_name = "MINUTES", default_value = "60", value_parser = parse_minutes)]
     pub time: Duration,
-    /// How long to wait for all hosts, before the cluster starts on those that came
+    /// How long to wait for all hosts after the first one, before the cluster starts on the hosts
+    /// that came
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub wait: Duration,
     /// How long before the end of its reservation a host is empty
@@ -223,7 +256,8 @@ pub struct MpiRunArgs {
     /// An argument for mpirun, such as --mpirun=--map-by=node; may be repeated
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     pub mpirun: Vec<String>,
-    /// The address of this host where reserved hosts reach it [default: all of them]
+    /// The address of this host where reserved hosts reach it [default: every IPv4 address of this
+    /// host]
     #[arg(long, value_name = "ADDRESS")]
     pub address: Option<IpAddr>,
     /// A tap device that each host has, on a bridge or VXLAN of the site: the network between
@@ -266,6 +300,6 @@ fn parse_minutes(text: &str) -> Result<Duration, String> {
     let minutes: f64 = text.parse().map_err(|_| "not a number of minutes")?;
     match Duration::try_from_secs_f64(minutes * 60.0) {
         Ok(time) if time >= Duration::from_secs(10) => Ok(time),
-        _ => Err("a reservation has 10 seconds at least".into()),
+        _ => Err("10 seconds (0.17) are the least".into()),
     }
 }

@@ -33,8 +33,8 @@ pub fn run(command: MpiCommand) -> anyhow::Result<ExitCode> {
         MpiCommand::Attach { name } => serve(launcher::attach(&name)?),
         MpiCommand::Resume(args) => serve(resume(args)?),
         MpiCommand::List { json } => status::list(json),
-        MpiCommand::Status { name, json } => status::show(&one(name)?, json),
-        MpiCommand::Top { name } => top::run(name),
+        MpiCommand::Status { cluster, json } => status::show(&one(cluster.either())?, json),
+        MpiCommand::Top { cluster } => top::run(cluster.either()),
         MpiCommand::Hosts { count, cluster } => ask(cluster.cluster, &Request::Hosts(count)),
         MpiCommand::Newnode { cluster } => ask(cluster.cluster, &Request::NewNode),
         MpiCommand::Shrink { count, cluster } => ask(cluster.cluster, &Request::Shrink(count)),
@@ -43,7 +43,12 @@ pub fn run(command: MpiCommand) -> anyhow::Result<ExitCode> {
             let file = whole(&file)?;
             ask(cluster.cluster, &Request::Deploy(file))
         }
-        MpiCommand::Exit { cluster } => ask(cluster.cluster, &Request::Exit),
+        MpiCommand::Extend {
+            host,
+            minutes,
+            cluster,
+        } => ask(cluster.cluster, &Request::Extend(host, minutes)),
+        MpiCommand::Exit { cluster } => ask(cluster.either(), &Request::Exit),
         MpiCommand::Ssh {
             name,
             machine,
@@ -194,6 +199,7 @@ fn resume(args: MpiResumeArgs) -> anyhow::Result<Launcher> {
         time: args.time,
         wait: args.wait,
         batch: args.batch,
+        address: args.address,
         list: args.list.as_deref().map(listed).transpose()?,
     };
     launcher::resume(&args.name, changes)

@@ -18,6 +18,9 @@ pub fn to_copy(
     let Some(program) = program.filter(|_| !no_copy) else {
         return Ok(None);
     };
+    if program.starts_with('-') {
+        bail!("`{program}` is no option of `weft mpi run`: --help lists them");
+    }
     if !program.contains('/') {
         let is_there = |folder: &PathBuf| folder.join("bin").join(program).exists();
         if with.iter().any(is_there) {
@@ -92,6 +95,8 @@ mod tests {
         assert!(check(b"hello").unwrap_err().contains("neither"));
         let error = to_copy(Some(&"no-such".into()), &[], &folder, false).unwrap_err();
         assert!(error.to_string().contains("--no-copy"), "{error}");
+        let error = to_copy(Some(&"-np".into()), &[], &folder, false).unwrap_err();
+        assert!(error.to_string().contains("no option"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -163,7 +163,7 @@ impl Launcher {
                     host.job = Some(job.clone());
                     host.leaves = true;
                     self.say(&format!(
-                        "job {job} was asked for by a launcher that has ended, and goes back"
+                        "job {job} was asked for without an answer, and goes back"
                     ));
                     self.watch();
                 }
@@ -187,7 +187,11 @@ impl Launcher {
                 None => drop(self.site.send(Ask::GiveBack(job))),
             },
             Err(Refusal { why, is_lasting }) => {
-                self.forget(id);
+                match self.fleet.hosts.get_mut(&id) {
+                    // Slurm may have taken the job before its answer was lost.
+                    Some(host) if !is_lasting => host.becomes_stray(),
+                    _ => self.forget(id),
+                }
                 self.asks_at = Instant::now() + ASK_AGAIN;
                 let has_none = self.fleet.hosts.is_empty() && self.is_in(Phase::Gathering);
                 match is_lasting && has_none {

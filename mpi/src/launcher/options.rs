@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use weft_malleable::OneMachine;
+use weft_node::size::format_bytes;
 
 /// Machines of a cluster: their addresses differ in the last byte.
 pub const MACHINES_MAX: u32 = 250;
@@ -16,6 +17,8 @@ pub const HOSTS_MAX: usize = 60;
 
 /// What a reservation has beside its margin, at least.
 const LEAST_TIME: Duration = Duration::from_secs(30);
+/// With less the image does not boot.
+const LEAST_MEMORY: u64 = 64 << 20;
 /// Hosts of one machine (`--one-machine`).
 const ONE_HOSTS_MAX: usize = 12;
 /// Hosts of one machine before and after a change, together. A machine has 16 nodes at most, and
@@ -100,7 +103,7 @@ pub struct ListedHost {
 
 impl Options {
     /// # Errors
-    /// One machine has fewer vCPUs than hosts, or reservations are too short.
+    /// One machine has fewer vCPUs than hosts, reservations are too short, or machines too small.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         let most = self
             .grow
@@ -108,17 +111,24 @@ impl Options {
         let one_most = ONE_HOSTS_MAX.min(self.cpus as usize);
         ensure!(
             !self.one_machine || most <= one_most,
-            "one machine of {} vCPUs is on {one_most} hosts at most: ask for more --cpus, up to \
-             {ONE_HOSTS_MAX}, or fewer --hosts",
+            "--one-machine with --cpus {} is on {one_most} hosts at most, since each has a vCPU: \
+             ask for more --cpus, up to {ONE_HOSTS_MAX}, or fewer --hosts",
             self.cpus,
         );
         ensure!(
             self.time >= self.margin + LEAST_TIME,
-            "a reservation of {} s is too short: {} s are needed to boot, and the host is left {} \
-             s before the end",
+            "--time {} ({} s) is too short: machines need {} s to boot, and a host is left \
+             --margin {} s before its end, so {} s are the least",
+            self.time.as_secs_f64() / 60.0,
             self.time.as_secs(),
             LEAST_TIME.as_secs(),
-            self.margin.as_secs()
+            self.margin.as_secs(),
+            (self.margin + LEAST_TIME).as_secs()
+        );
+        ensure!(
+            self.memory >= LEAST_MEMORY,
+            "--memory {} is too little for the image: 128M is enough for small programs",
+            format_bytes(self.memory)
         );
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use weft_malleable::{HostId, MachineId};
+use weft_malleable::{HostId, MACHINES_ON_HOST_MAX, MachineId};
 use weft_node::size::format_bytes;
 
 use super::fleet::{LiveMachine, Underway};
@@ -13,8 +13,8 @@ use crate::control::{Machine, Task};
 
 /// The exit code if the machines, or the program, did not start.
 pub const EXIT_NOT_STARTED: u8 = 125;
-/// The exit code after a signal of the user.
-const EXIT_INTERRUPTED: u8 = 130;
+/// The exit code if the user ended the cluster before its program ended.
+pub const EXIT_INTERRUPTED: u8 = 130;
 /// A boot that takes longer is a slow one.
 const BOOT_USUAL: Duration = Duration::from_secs(30);
 /// After a program has failed: by then a link that broke shows, and a machine that ended.
@@ -146,11 +146,14 @@ impl Launcher {
             .map(|(id, _)| *id)
             .collect();
         for machine in nowhere {
-            let fits = rooms.iter_mut().filter(|(.., room)| *room >= needs);
+            let fits = rooms
+                .iter_mut()
+                .filter(|(count, _, room)| *room >= needs && *count < MACHINES_ON_HOST_MAX);
             let Some(emptiest) = fits.min() else {
                 return Err(format!(
-                    "{} machines need {} each with what their monitors need, and the {} hosts have \
-                     no room for all: use fewer, smaller ones, or more hosts",
+                    "{} machines need {} each with what their monitors need, a host takes \
+                     {MACHINES_ON_HOST_MAX} at most, and the {} hosts have no room for all: use \
+                     fewer, smaller ones, or more hosts",
                     self.record.options.machines,
                     format_bytes(needs),
                     usable.len()

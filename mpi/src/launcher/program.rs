@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::Sender;
@@ -36,6 +36,14 @@ const FAILURES_SAID: u32 = 10;
 const AGAIN: Duration = Duration::from_millis(300);
 /// How long a command by ssh may take that does one small thing.
 const SHORT_MAX: Duration = Duration::from_secs(60);
+
+/// Bytes a second with which a file goes to a machine at least.
+const COPIES_LEAST: u64 = 1 << 20;
+
+/// How long the copy of a file to a machine may take.
+pub fn copy_max(bytes: u64) -> Duration {
+    SHORT_MAX + Duration::from_secs(bytes / COPIES_LEAST)
+}
 
 /// The home of ssh, in the cluster's folder.
 const HOME: &str = "home";
@@ -102,7 +110,13 @@ impl Shell {
     }
 
     /// Runs a script to its end, and gives its standard output.
-    fn run(&self, machine: u32, script: &str, input: Option<File>) -> anyhow::Result<Vec<u8>> {
+    fn run(
+        &self,
+        machine: u32,
+        script: &str,
+        input: Option<File>,
+        max: Duration,
+    ) -> anyhow::Result<Vec<u8>> {
         let mut command = self.command(machine, script)?;
         let input = input.map_or_else(Stdio::null, Stdio::from);
         let child = command
@@ -113,8 +127,8 @@ impl Shell {
         let mut child = child.context("cannot start dbclient of the image")?;
         let output = wait::drain(child.stdout.take());
         let errors = wait::drain(child.stderr.take());
-        let Some(status) = wait::ended_or_killed(&mut child, SHORT_MAX)? else {
-            bail!("not over within {} s", SHORT_MAX.as_secs());
+        let Some(status) = wait::ended_or_killed(&mut child, max)? else {
+            bail!("not over within {} s", max.as_secs());
         };
         let (output, errors) = (output.join(), errors.join());
         let said = String::from_utf8_lossy(&errors.unwrap_or_default()).into_owned();
@@ -150,15 +164,19 @@ impl Shell {
         let name = file.file_name().and_then(|name| name.to_str());
         let name = name.with_context(|| format!("{} has no plain name", file.display()))?;
         let input = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
-        let executable = {
-            use std::os::unix::fs::PermissionsExt as _;
-            input.metadata()?.permissions().mode() & 0o111 != 0
-        };
+        let metadata = input.metadata()?;
+        ensure!(metadata.is_file(), "{} is no file", file.display());
+        let executable = metadata.permissions().mode() & 0o111 != 0;
+        let bytes = metadata.len();
         let (new, name) = (quote(format!(".{name}.new")), quote(name));
         let mode = if executable { "755" } else { "644" };
         let (new, name) = (new.display(), name.display());
-        let script = format!("cat >{new} && chmod {mode} {new} && mv {new} {name}");
-        self.run(machine, &script, Some(input))?;
+        // All of it or nothing: the connection may break.
+        let script = format!(
+            "cat >{new} && [ $(wc -c <{new}) = {bytes} ] && chmod {mode} {new} && mv {new} {name} \
+             || {{ rm -f {new}; echo 'it did not come whole: is the memory full?' >&2; exit 1; }}"
+        );
+        self.run(machine, &script, Some(input), copy_max(bytes))?;
         Ok(())
     }
 }
@@ -231,15 +249,17 @@ fn persist<T>(
 }
 
 fn start(shell: &Shell, command: &str, events: &Sender<Event>) -> anyhow::Result<()> {
+    // The exit code has a place before the output may fill the memory that its file system has.
     let program = format!(
-        "{command} >run/out 2>run/err </dev/null; echo $? >run/code.new; mv run/code.new run/code"
+        "{command} >run/out 2>run/err </dev/null; echo $? 1<>run/code.new; \
+         mv run/code.new run/code"
     );
     let script = format!(
         "mkdir -p run && if mkdir run/started 2>/dev/null; then : >run/out; : >run/err; \
-         setsid sh -c {} >/dev/null 2>&1 </dev/null & fi",
+         echo '   ' >run/code.new; setsid sh -c {} >/dev/null 2>&1 </dev/null & fi",
         quote(&program).display()
     );
-    persist(events, || shell.run(0, &script, None)).map(drop)
+    persist(events, || shell.run(0, &script, None, SHORT_MAX)).map(drop)
 }
 
 /// Shows the output, and keeps it in the cluster's folder, until the program has ended.

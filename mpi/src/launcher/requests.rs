@@ -10,6 +10,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use weft_malleable::{HostId, shrink};
 
+use super::phases::EXIT_INTERRUPTED;
+use super::site::Ask;
 use super::{Event, HOSTS_MAX, Launcher, network, output};
 use crate::request::{Answer, LINE_MAX, Request};
 
@@ -78,9 +80,18 @@ impl Launcher {
                     true => "its machines stay saved, and `weft mpi forget` gives them up",
                     false => "the cluster ends",
                 };
-                self.end(0, "the user ends the cluster");
+                // Without a program nothing was cut short.
+                let code = match self.record.options.program.is_empty() {
+                    true => 0,
+                    false => EXIT_INTERRUPTED,
+                };
+                self.end(code, "the user ends the cluster");
                 Answer::Done(answer.into())
             }
+            Request::Extend(name, by) => match self.extend(&name, by, answer) {
+                Ok(()) => return,
+                Err(why) => Answer::Refused(why),
+            },
             Request::Deploy(file) => {
                 self.deploy(file, answer.clone());
                 return;
@@ -99,8 +110,17 @@ impl Launcher {
                 "the cluster was started with --static: it stays as it is".into(),
             );
         }
+        let options = &self.record.options;
+        let one_most = options.one().hosts_max;
+        if options.one_machine && count > one_most {
+            return Answer::Refused(format!(
+                "one machine of {} vCPUs is on {one_most} hosts at most, not {count}",
+                options.cpus
+            ));
+        }
         let before = std::mem::replace(&mut self.record.wanted, count);
         let here = self.fleet.peers().len();
+        self.withdraw(count.saturating_sub(here));
         let sentence = match count.cmp(&here) {
             std::cmp::Ordering::Less => format!(
                 "{count} hosts are wanted instead of {before}: the {} others go when their \
@@ -111,6 +131,16 @@ impl Launcher {
         };
         self.say(&sentence);
         Answer::Done(sentence)
+    }
+
+    /// Of the jobs whose hosts have not come, as many stay.
+    fn withdraw(&mut self, stay: usize) {
+        let hosts = self.fleet.hosts.iter();
+        let awaited = hosts.filter(|(_, host)| host.is_awaited());
+        let surplus: Vec<HostId> = awaited.map(|(id, _)| *id).skip(stay).collect();
+        for id in surplus {
+            self.close(id);
+        }
     }
 
     fn shrink(&mut self, count: usize) -> Answer {
@@ -133,22 +163,37 @@ impl Launcher {
     }
 
     fn release(&mut self, name: &str) -> Answer {
-        let Some(id) = self.fleet.by_name(name) else {
-            let names: Vec<String> = self
-                .fleet
-                .peers()
-                .into_iter()
-                .map(|peer| peer.name)
-                .collect();
-            return Answer::Refused(format!(
-                "the cluster has no host {name}; it has {}",
-                names.join(", ")
-            ));
+        let id = match self.named(name) {
+            Ok(id) => id,
+            Err(why) => return Answer::Refused(why),
         };
         self.leave(id);
         let sentence = format!("{name} goes back when its machines have left");
         self.say(&sentence);
         Answer::Done(sentence)
+    }
+
+    fn named(&self, name: &str) -> Result<HostId, String> {
+        let names = || {
+            let peers = self.fleet.peers().into_iter();
+            peers.map(|peer| peer.name).collect::<Vec<_>>().join(", ")
+        };
+        let id = self.fleet.by_name(name);
+        id.ok_or_else(|| format!("the cluster has no host {name}; it has {}", names()))
+    }
+
+    /// Asks the batch system, which answers the user.
+    fn extend(&self, name: &str, by: Duration, answer: &Sender<Answer>) -> Result<(), String> {
+        let id = self.named(name)?;
+        let host = self.fleet.hosts.get(&id);
+        let known = host.and_then(|host| Some((host.job.clone()?, host.until?)));
+        let (job, until) =
+            known.ok_or_else(|| format!("the batch system has not said when {name} ends"))?;
+        let later = until.checked_add(by);
+        let until = later.ok_or_else(|| format!("no clock counts {} s", by.as_secs()))?;
+        let answer = answer.clone();
+        let asked = self.site.send(Ask::Extend { job, until, answer });
+        asked.map_err(|_| String::from("the thread of the batch system has ended"))
     }
 
     fn leave(&mut self, id: HostId) {

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use weft_batch::{BatchSystem, GridEngine, JobId, Local, LocalHost, Slurm, Wanted};
@@ -10,6 +10,7 @@ use weft_batch::{BatchSystem, GridEngine, JobId, Local, LocalHost, Slurm, Wanted
 use super::Event;
 use super::folder::Folder;
 use super::options::SiteOptions;
+use crate::request::Answer;
 
 /// How often all jobs are looked at.
 const LOOK: Duration = Duration::from_secs(2);
@@ -25,6 +26,12 @@ pub enum Ask {
     /// These jobs are the cluster's.
     Watch(Vec<JobId>),
     GiveBack(JobId),
+    /// A later end of a job, which a user waits for.
+    Extend {
+        job: JobId,
+        until: SystemTime,
+        answer: Sender<Answer>,
+    },
     /// What the user's jobs are called.
     Names,
 }
@@ -107,6 +114,14 @@ impl Site {
             Ok(Ask::GiveBack(job)) => {
                 // The look at all jobs shows whether it has ended; it is asked for again if not.
                 let _ = self.system.give_back(&job);
+            }
+            Ok(Ask::Extend { job, until, answer }) => {
+                let given = match self.system.extend(&job, until) {
+                    Ok(()) => Answer::Done(format!("job {job} ends later")),
+                    Err(error) => Answer::Refused(error.to_string()),
+                };
+                // The client may be gone. The look at all jobs shows the new end.
+                let _ = answer.send(given);
             }
             Ok(Ask::Names) => {
                 let began = Instant::now();

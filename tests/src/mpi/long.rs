@@ -54,7 +54,7 @@ pub fn moves(bench: &Bench<'_>) -> Result<String> {
         ratios.push(took.with_context(|| format!("no time of a move: {log}"))? / bound);
     }
     user.must(&["exit"])?;
-    launcher.must_end(0, END_BOUND)?;
+    launcher.must_end(130, END_BOUND)?;
     user.nothing_left(false)?;
     ratios.sort_by(f64::total_cmp);
     let part = |tenths: usize| ratios[(ratios.len() - 1) * tenths / 10];

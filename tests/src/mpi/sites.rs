@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::user::{Launcher, Status, User, text};
-use super::{Bench, Lacks, PROGRAM_BOUND, Plan, ep, run_check};
+use super::{Bench, Lacks, PROGRAM_BOUND, Plan, STEP_BOUND, ep, run_check};
 use crate::context::{Context, works};
 use crate::executable;
 use crate::report::Report;
@@ -233,9 +233,7 @@ fn stray(bench: &Bench<'_>) -> Result<String> {
         thread::sleep(Duration::from_millis(100));
     }
     let after_s = begun.elapsed().as_secs_f64();
-    second.says(&format!(
-        "job {job} was asked for by a launcher that has ended"
-    ))?;
+    second.says(&format!("job {job} was asked for without an answer"))?;
     user.must(&["exit"])?;
     second.ends_within(PROGRAM_BOUND)?;
     user.nothing_left(false)?;
@@ -280,8 +278,16 @@ fn more(bench: &Bench<'_>) -> Result<String> {
     let status = user.until(&mut launcher, "Slurm is back", HOSTS_BOUND, |status| {
         status.0["trouble"].is_null() && status.is_running()
     })?;
-    // TERM, and KILL after 5 s: machines have that time to leave.
+    // This user may do what operators may.
     let host = &status.0["hosts"][0];
+    let left = host["left"].as_f64().context("no end is known")?;
+    user.must(&["extend", host["name"].as_str().context("no host")?, "30"])?;
+    user.until(&mut launcher, "a later end", STEP_BOUND, |status| {
+        status.0["hosts"][0]["left"]
+            .as_f64()
+            .is_some_and(|now| now > left + 1500.0)
+    })?;
+    // TERM, and KILL after 5 s: machines have that time to leave.
     let (name, job) = (host["name"].as_str(), host["job"].as_str());
     let (name, job) = (name.context("no host")?, job.context("no job")?);
     ensure!(Command::new("scancel").arg(job).status()?.success());
@@ -290,7 +296,9 @@ fn more(bench: &Bench<'_>) -> Result<String> {
         if let Some(code) = launcher.code()? {
             break Some(code);
         }
+        // If a machine is lost, it says that before its host is forgotten.
         if let Ok(status) = user.status("c")
+            && status.0["exit_code"].is_null()
             && !status.0["hosts"]
                 .to_string()
                 .contains(&format!("\"{name}\""))

@@ -289,6 +289,7 @@ impl Screen {
             Request::NewNode => (Some(self.wanted() + 1), "one host more".into()),
             Request::Shrink(count) => (Some(*count), format!("no more than {count} hosts")),
             Request::Release(host) => (self.wanted, format!("to release {host}")),
+            Request::Extend(host, _) => (self.wanted, format!("a later end of {host}")),
             Request::Deploy(file) => (self.wanted, format!("to deploy {}", file.display())),
             Request::Exit => (self.wanted, "the end".into()),
             Request::Status | Request::Output(_) => return None,
