@@ -1,11 +1,15 @@
 //! Where agents come in: a thread for each connection, which ends with it.
+//!
+//! Invariant: at most [`STRANGERS_MAX`] connections have shown no secret yet; a newer one takes the
+//! place of the oldest. So strangers that connect and say nothing keep no agent out: its greeting
+//! takes milliseconds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
-use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -19,8 +23,8 @@ use weft_wire::socket;
 use super::Event;
 use crate::control::{FromAgent, Greeting, Offer, SILENCE_MAX, STEP_MAX, ToAgent};
 
-/// Connections at one time, those of strangers included.
-const CONNECTIONS_MAX: usize = 256;
+/// Connections at one time that have shown no secret.
+const STRANGERS_MAX: usize = 64;
 
 /// What comes from agents.
 pub enum AgentEvent {
@@ -72,7 +76,8 @@ struct Door {
     guests: Arc<Guests>,
     events: Sender<Event>,
     links: AtomicU64,
-    connections: AtomicUsize,
+    /// The oldest first.
+    strangers: Mutex<VecDeque<(u64, TcpStream)>>,
 }
 
 /// Accepts for as long as the launcher lives.
@@ -89,7 +94,7 @@ pub fn open(
         guests,
         events,
         links: AtomicU64::new(1),
-        connections: AtomicUsize::new(0),
+        strangers: Mutex::default(),
     });
     let accept = move || {
         for stream in listener.incoming() {
@@ -108,23 +113,42 @@ pub fn open(
 
 impl Door {
     fn admit(self: Arc<Self>, stream: TcpStream) {
-        if self.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
-            self.connections.fetch_sub(1, Ordering::AcqRel);
-            return;
+        let link = self.links.fetch_add(1, Ordering::AcqRel);
+        // Out of descriptors: the stranger may come again.
+        let Ok(copy) = stream.try_clone() else { return };
+        let mut strangers = self.strangers();
+        if strangers.len() >= STRANGERS_MAX
+            && let Some((_, oldest)) = strangers.pop_front()
+        {
+            // It may have gone by itself.
+            let _ = oldest.shutdown(Shutdown::Both);
         }
+        strangers.push_back((link, copy));
+        drop(strangers);
         let door = self.clone();
         let serve = move || {
             // A stranger's failure is nobody's business: anybody may connect.
-            let _ = door.serve(stream);
-            door.connections.fetch_sub(1, Ordering::AcqRel);
+            let _ = door.serve(link, stream);
+            door.no_stranger(link);
         };
         let spawned = thread::Builder::new().name("agent".into()).spawn(serve);
         if spawned.is_err() {
-            self.connections.fetch_sub(1, Ordering::AcqRel);
+            self.no_stranger(link);
         }
     }
 
-    fn serve(&self, stream: TcpStream) -> anyhow::Result<()> {
+    fn strangers(&self) -> MutexGuard<'_, VecDeque<(u64, TcpStream)>> {
+        self.strangers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It has shown a secret, or has gone.
+    fn no_stranger(&self, link: u64) {
+        self.strangers().retain(|(other, _)| *other != link);
+    }
+
+    fn serve(&self, link: u64, stream: TcpStream) -> anyhow::Result<()> {
         socket::tune(&stream)?;
         let incoming = handshake::accept(stream.into(), STEP_MAX)?;
         let (mut channel, key) = incoming.control(&self.keys, |_| true)?;
@@ -137,6 +161,7 @@ impl Door {
             channel.send(&ToAgent::End)?;
             bail!("it has no secret of this cluster");
         };
+        self.no_stranger(link);
         let features: Vec<&str> = self.cpu_features.iter().map(String::as_str).collect();
         if let Err(mismatch) = hello::check_guest(&ours, &theirs, &features) {
             self.tell(reservation, AgentEvent::Unfit(mismatch.to_string()))?;
@@ -145,7 +170,7 @@ impl Door {
             bail!("another build, or a CPU that lacks something");
         }
         match offer {
-            Ok(offer) => self.listen(reservation, key, offer, channel),
+            Ok(offer) => self.listen(link, reservation, key, offer, channel),
             Err(why) => {
                 self.tell(reservation, AgentEvent::Unfit(why))?;
                 channel.send(&ToAgent::End)?;
@@ -156,12 +181,12 @@ impl Door {
 
     fn listen(
         &self,
+        link: u64,
         reservation: u32,
         key: PublicKey,
         offer: Offer,
         channel: Channel,
     ) -> anyhow::Result<()> {
-        let link = self.links.fetch_add(1, Ordering::AcqRel);
         let (mut reader, writer) = channel.split();
         let mut event = AgentEvent::Up {
             link,
@@ -189,7 +214,29 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::time::Instant;
+
     use super::*;
+
+    #[test]
+    fn silent_strangers_make_room_for_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let keys = weft_wire::keys::generate().unwrap();
+        let (events, _events) = std::sync::mpsc::channel();
+        open(listener, keys, Vec::new(), Arc::default(), events).unwrap();
+        let begun = Instant::now();
+        let connect = |_| TcpStream::connect(address).unwrap();
+        let mut strangers: Vec<TcpStream> = (0..STRANGERS_MAX + 5).map(connect).collect();
+        for oldest in &mut strangers[..5] {
+            oldest.set_read_timeout(Some(STEP_MAX)).unwrap();
+            // The end, or a reset: not a timeout.
+            let said = oldest.read(&mut [0; 64]).map_err(|error| error.kind());
+            assert!(!matches!(said, Err(ErrorKind::WouldBlock)), "{said:?}");
+        }
+        assert!(begun.elapsed() < STEP_MAX, "they ended by themselves");
+    }
 
     #[test]
     fn a_secret_is_for_the_key_that_showed_it_first() {
