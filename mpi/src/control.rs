@@ -177,12 +177,13 @@ pub enum FromAgent {
     Leaves(String),
 }
 
+/// Machines of a cluster: their addresses differ in the last byte.
+pub const MACHINES_MAX: u32 = 250;
+
 /// A machine on an agent's host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
     pub name: String,
-    /// As `weft vm list` has it; `None` while it does not answer.
-    pub state: Option<String>,
     /// What it has touched of its memory, bytes.
     pub resident: u64,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::launcher::{MACHINES_MAX, copy_max};
+use crate::control::MACHINES_MAX;
 
 /// Longest line in bytes.
 pub const LINE_MAX: u64 = 1 << 20;
@@ -15,6 +15,10 @@ pub const LINE_MAX: u64 = 1 << 20;
 pub const OUTPUT_MAX: u64 = 64 << 10;
 /// How long a launcher may take for an answer: the batch system may be asked meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
+/// How long a small file may take to a machine, which may be moving.
+const COPY_LEAST: Duration = Duration::from_secs(60);
+/// Bytes a second of a large one at least.
+const COPIES_LEAST: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -155,6 +159,11 @@ pub struct Stream {
     pub length: u64,
     /// The last of them; what is not UTF-8 is replaced.
     pub end: String,
+}
+
+/// How long the copy of a file to a machine may take.
+pub(crate) fn copy_max(bytes: u64) -> Duration {
+    COPY_LEAST + Duration::from_secs(bytes / COPIES_LEAST)
 }
 
 impl Request {

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use weft_mpi::launcher::{HOSTS_MAX, MACHINES_MAX};
+use weft_mpi::control::MACHINES_MAX;
+use weft_mpi::launcher::HOSTS_MAX;
 use weft_node::size::parse_size;
 
 use crate::values::parse_seconds;

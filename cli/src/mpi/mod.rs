@@ -99,29 +99,18 @@ fn ask(cluster: Option<String>, request: &Request) -> anyhow::Result<ExitCode> {
 
 fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
     let slots = args.slots.unwrap_or(args.cpus);
-    let hosts = args.hosts as usize;
     let machines = match args.one_machine {
         true => 1,
         false => args.vms.unwrap_or(args.hosts as u32),
     };
-    let all = machines.saturating_mul(slots);
-    if let Some(processes) = args.processes.filter(|processes| *processes > all) {
-        let more = if args.one_machine { "--cpus" } else { "--vms" };
-        bail!(
-            "{processes} processes do not fit on {machines} machines with {slots} slots each: ask \
-             for more {more}, more --slots, or -n {all}"
-        );
-    }
-    let most = args.grow.map_or(hosts, |(count, _)| count.max(hosts));
-    let image = match args.image {
-        Some(image) => whole(&image)?,
+    check_processes(&args, machines, slots)?;
+    let site = site(&args)?;
+    let image = match &args.image {
+        Some(image) => whole(image)?,
         None => beside()?,
     };
-    let with: Vec<PathBuf> = args
-        .with
-        .iter()
-        .map(|path| whole(path))
-        .collect::<Result<_, _>>()?;
+    let with = args.with.iter().map(|path| whole(path));
+    let with: Vec<PathBuf> = with.collect::<Result<_, _>>()?;
     let mut program = args.program;
     let copied = program::to_copy(program.first(), &with, &image, args.no_copy)?;
     if let (Some(path), Some(first)) = (&copied, program.first_mut()) {
@@ -136,28 +125,6 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    let site = match args.on {
-        OnArg::Slurm => SiteOptions::Slurm {
-            options: args.batch,
-        },
-        OnArg::Gridengine => SiteOptions::GridEngine {
-            options: args.batch,
-        },
-        OnArg::Local => {
-            ensure!(
-                args.batch.is_empty(),
-                "--batch is for --on slurm and --on gridengine"
-            );
-            SiteOptions::Local(match &args.list {
-                Some(file) => listed(file)?,
-                None => this_host(most),
-            })
-        }
-    };
-    ensure!(
-        args.list.is_none() || args.on == OnArg::Local,
-        "--list is for --on local"
-    );
     let is_here = args.on == OnArg::Local && args.list.is_none();
     let cpu = CpuModel::from(args.cpu);
     let options = Options {
@@ -173,7 +140,7 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
         memory: args.memory,
         slots,
         processes: args.processes,
-        hosts,
+        hosts: args.hosts as usize,
         grow: args.grow,
         site,
         time: args.time,
@@ -191,6 +158,43 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
         tap: args.tap,
     };
     launcher::create(&name, options, copied)
+}
+
+fn check_processes(args: &MpiRunArgs, machines: u32, slots: u32) -> anyhow::Result<()> {
+    let all = machines.saturating_mul(slots);
+    if let Some(processes) = args.processes.filter(|processes| *processes > all) {
+        let more = if args.one_machine { "--cpus" } else { "--vms" };
+        bail!(
+            "{processes} processes do not fit on {machines} machines with {slots} slots each: ask \
+             for more {more}, more --slots, or -n {all}"
+        );
+    }
+    Ok(())
+}
+
+/// What gives the hosts.
+fn site(args: &MpiRunArgs) -> anyhow::Result<SiteOptions> {
+    ensure!(
+        args.list.is_none() || args.on == OnArg::Local,
+        "--list is for --on local"
+    );
+    let options = args.batch.clone();
+    match args.on {
+        OnArg::Slurm => Ok(SiteOptions::Slurm { options }),
+        OnArg::Gridengine => Ok(SiteOptions::GridEngine { options }),
+        OnArg::Local => {
+            ensure!(
+                options.is_empty(),
+                "--batch is for --on slurm and --on gridengine"
+            );
+            let hosts = args.hosts as usize;
+            let most = args.grow.map_or(hosts, |(count, _)| count.max(hosts));
+            Ok(SiteOptions::Local(match &args.list {
+                Some(file) => listed(file)?,
+                None => this_host(most),
+            }))
+        }
+    }
 }
 
 fn resume(args: MpiResumeArgs) -> anyhow::Result<Launcher> {

@@ -18,8 +18,6 @@ const STOPS_MAX: Duration = Duration::from_secs(2);
 #[derive(Deserialize)]
 struct Listed {
     name: String,
-    /// Not of one that does not answer just now.
-    state: Option<String>,
     machine_pid: Option<u32>,
 }
 
@@ -61,7 +59,6 @@ fn list() -> anyhow::Result<Vec<Seen>> {
     let seen = machines.into_iter().map(|machine| Seen {
         resident: machine.machine_pid.map_or(0, resident),
         name: machine.name,
-        state: machine.state,
     });
     Ok(seen.collect())
 }

@@ -53,8 +53,7 @@ use site::{Ask, Refusal};
 
 pub use changes::Changes;
 pub use folder::names;
-pub use options::{HOSTS_MAX, ListedHost, MACHINES_MAX, Options, SiteOptions};
-pub(crate) use program::copy_max;
+pub use options::{HOSTS_MAX, ListedHost, Options, SiteOptions};
 pub use start::{attach, create, forget, requests_socket, resume, shell};
 
 /// The exit code if all machines were saved, since no host was left in time.

@@ -10,8 +10,6 @@ use serde::{Deserialize, Serialize};
 use weft_malleable::OneMachine;
 use weft_node::size::format_bytes;
 
-/// Machines of a cluster: their addresses differ in the last byte.
-pub const MACHINES_MAX: u32 = 250;
 /// Hosts of a cluster: each has a switch, which has at most 64 peers.
 pub const HOSTS_MAX: usize = 60;
 

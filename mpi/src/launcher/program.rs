@@ -24,6 +24,7 @@ use super::Event;
 use super::archive::host_program;
 use super::folder::Folder;
 use super::network;
+use crate::request::copy_max;
 use crate::wait;
 
 /// How long a machine may take to boot until its ssh server answers.
@@ -36,14 +37,6 @@ const FAILURES_SAID: u32 = 10;
 const AGAIN: Duration = Duration::from_millis(300);
 /// How long a command by ssh may take that does one small thing.
 const SHORT_MAX: Duration = Duration::from_secs(60);
-
-/// Bytes a second with which a file goes to a machine at least.
-const COPIES_LEAST: u64 = 1 << 20;
-
-/// How long the copy of a file to a machine may take.
-pub fn copy_max(bytes: u64) -> Duration {
-    SHORT_MAX + Duration::from_secs(bytes / COPIES_LEAST)
-}
 
 /// The home of ssh, in the cluster's folder.
 const HOME: &str = "home";

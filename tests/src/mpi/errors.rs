@@ -75,7 +75,7 @@ fn before_the_start(user: &User) -> Result<()> {
         user.refused(&words, code, sentence)
     };
     refused(&["--vms", "2"], 2, "--vms")?;
-    let sentence = "one machine of 2 vCPUs is on 2 hosts at most";
+    let sentence = "--one-machine with --cpus 2 is on 2 hosts at most";
     refused(&["--cpus", "2", "--hosts", "3"], 125, sentence)?;
     refused(&["--cpus", "2", "--grow", "3@9"], 125, sentence)?;
     refused(&["--cpus", "2", "-n", "3"], 125, "ask for more --cpus")?;
@@ -86,7 +86,7 @@ fn before_the_start(user: &User) -> Result<()> {
     ] {
         user.refused(&words, 1, "there is no cluster nobody")?;
     }
-    user.refused(&["status", "nobody"], 1, "no launcher answers")?;
+    user.refused(&["status", "nobody"], 1, "there is no cluster nobody")?;
     user.refused(
         &["status"],
         1,
