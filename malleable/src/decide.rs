@@ -51,6 +51,11 @@ pub fn decide(cluster: &Cluster, forecast: &Forecast, rules: &Rules, now: Durati
     round.orders
 }
 
+/// How many hosts are needed beside those that stay, asked for or not.
+pub fn needed(cluster: &Cluster, forecast: &Forecast, rules: &Rules, now: Duration) -> usize {
+    Round::new(cluster, forecast, rules, now).needed()
+}
+
 /// The hosts that leave so that `count` are left: those whose reservations end first.
 pub fn shrink(cluster: &Cluster, count: usize) -> Vec<HostId> {
     let staying = cluster.hosts.iter().filter(|(_, host)| !host.leaves);
@@ -341,7 +346,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn ask(&mut self) {
+    fn needed(&self) -> usize {
         let gone = self.leaving_within(self.rules.ask_ahead);
         let staying = self
             .cluster
@@ -349,10 +354,11 @@ impl<'a> Round<'a> {
             .keys()
             .filter(|host| !gone.contains(host))
             .count();
-        let missing = self
-            .cluster
-            .wanted
-            .saturating_sub(staying + self.cluster.asked);
+        self.cluster.wanted.saturating_sub(staying)
+    }
+
+    fn ask(&mut self) {
+        let missing = self.needed().saturating_sub(self.cluster.asked);
         self.orders.extend(std::iter::repeat_n(Order::Ask, missing));
     }
 

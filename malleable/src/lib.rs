@@ -10,7 +10,7 @@ mod forecast;
 mod one;
 mod state;
 
-pub use decide::{Order, decide, shrink};
+pub use decide::{Order, decide, needed, shrink};
 pub use forecast::{Forecast, SAMPLES};
 pub use state::{
     Cluster, Host, HostId, MACHINES_ON_HOST_MAX, Machine, MachineId, OneMachine, Rules,

@@ -106,13 +106,7 @@ impl Options {
         let most = self
             .grow
             .map_or(self.hosts, |(count, _)| count.max(self.hosts));
-        let one_most = ONE_HOSTS_MAX.min(self.cpus as usize);
-        ensure!(
-            !self.one_machine || most <= one_most,
-            "--one-machine with --cpus {} is on {one_most} hosts at most, since each has a vCPU: \
-             ask for more --cpus, up to {ONE_HOSTS_MAX}, or fewer --hosts",
-            self.cpus,
-        );
+        self.check_hosts(most)?;
         ensure!(
             self.time >= self.margin + LEAST_TIME,
             "--time {} ({} s) is too short: machines need {} s to boot, and a host is left \
@@ -127,6 +121,19 @@ impl Options {
             self.memory >= LEAST_MEMORY,
             "--memory {} is too little for the image: 128M is enough for small programs",
             format_bytes(self.memory)
+        );
+        Ok(())
+    }
+
+    /// # Errors
+    /// One machine has fewer vCPUs than so many hosts.
+    pub(super) fn check_hosts(&self, count: usize) -> anyhow::Result<()> {
+        let one_most = self.one().hosts_max;
+        ensure!(
+            !self.one_machine || count <= one_most,
+            "--one-machine with --cpus {} is on {one_most} hosts at most, since each has a vCPU: \
+             ask for fewer hosts, or start with more --cpus, up to {ONE_HOSTS_MAX}",
+            self.cpus,
         );
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use weft_malleable::{HostId, shrink};
+use weft_malleable::{HostId, needed, shrink};
 
 use super::phases::EXIT_INTERRUPTED;
 use super::site::Ask;
@@ -110,17 +110,12 @@ impl Launcher {
                 "the cluster was started with --static: it stays as it is".into(),
             );
         }
-        let options = &self.record.options;
-        let one_most = options.one().hosts_max;
-        if options.one_machine && count > one_most {
-            return Answer::Refused(format!(
-                "one machine of {} vCPUs is on {one_most} hosts at most, not {count}",
-                options.cpus
-            ));
+        if let Err(error) = self.record.options.check_hosts(count) {
+            return Answer::Refused(error.to_string());
         }
         let before = std::mem::replace(&mut self.record.wanted, count);
         let here = self.fleet.peers().len();
-        self.withdraw(count.saturating_sub(here));
+        self.withdraw();
         let sentence = match count.cmp(&here) {
             std::cmp::Ordering::Less => format!(
                 "{count} hosts are wanted instead of {before}: the {} others go when their \
@@ -133,8 +128,10 @@ impl Launcher {
         Answer::Done(sentence)
     }
 
-    /// Of the jobs whose hosts have not come, as many stay.
-    fn withdraw(&mut self, stay: usize) {
+    /// Jobs whose hosts have not come stay for as long as they would be asked for again.
+    fn withdraw(&mut self) {
+        let (cluster, now) = (self.cluster(), self.epoch.elapsed());
+        let stay = needed(&cluster, &self.forecast, &self.rules, now);
         let hosts = self.fleet.hosts.iter();
         let awaited = hosts.filter(|(_, host)| host.is_awaited());
         let surplus: Vec<HostId> = awaited.map(|(id, _)| *id).skip(stay).collect();
