@@ -178,8 +178,7 @@ impl Agent {
             Event::Signal(name) if self.leaves.is_none() => {
                 self.leave(&format!("the batch system sent {name}"));
             }
-            Event::SwitchEnded if self.leaves.is_none() => self.leave("its switch has ended"),
-            Event::SwitchEnded => {}
+            Event::SwitchEnded => self.leave("its switch has ended"),
             // A batch system warns, and later ends. Between them are seconds at least.
             Event::Signal("SIGTERM" | "SIGINT") if self.machines.is_empty() => return Goes::Ends,
             Event::Signal(_) => {}
@@ -187,6 +186,7 @@ impl Agent {
         Goes::On
     }
 
+    /// The first reason counts.
     fn leave(&mut self, why: &str) {
         say(&format!("{why}: this host has to be left"));
         self.leaves = Some(why.to_owned());

@@ -504,3 +504,13 @@ impl Launcher {
         Some(code)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_as_many_machines_as_its_switch_has_places() {
+        assert_eq!(MACHINES_ON_HOST_MAX, weft_switch::core::MACHINES_MAX);
+    }
+}

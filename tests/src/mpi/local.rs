@@ -103,8 +103,9 @@ pub fn exit_code(bench: &Bench<'_>) -> Result<String> {
 
     let mut interrupted = user.run("c", &["--vms", "1"])?;
     std::thread::sleep(Duration::from_millis(bench.random.clone().below(4000)));
-    let pid = nix::unistd::Pid::from_raw(interrupted.pid());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT)?;
+    // To all of its group, as a terminal does.
+    let group = nix::unistd::Pid::from_raw(interrupted.pid());
+    nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGINT)?;
     interrupted.must_end(130, END_BOUND)?;
     user.nothing_left(false)?;
     Ok(String::new())
