@@ -11,6 +11,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use weft_wire::keys::PublicKey;
 
+/// Machines of a cluster: their addresses differ in the last byte.
+pub const MACHINES_MAX: u32 = 250;
 /// How often each side says something.
 pub const PULSE: Duration = Duration::from_secs(1);
 /// How long the other side may say nothing.
@@ -176,9 +178,6 @@ pub enum FromAgent {
     /// The batch system wants the host back.
     Leaves(String),
 }
-
-/// Machines of a cluster: their addresses differ in the last byte.
-pub const MACHINES_MAX: u32 = 250;
 
 /// A machine on an agent's host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

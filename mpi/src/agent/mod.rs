@@ -188,6 +188,9 @@ impl Agent {
 
     /// The first reason counts.
     fn leave(&mut self, why: &str) {
+        if self.leaves.is_some() {
+            return;
+        }
         say(&format!("{why}: this host has to be left"));
         self.leaves = Some(why.to_owned());
         self.tell(FromAgent::Leaves(why.to_owned()));

@@ -2,6 +2,7 @@
 //! `weft_malleable`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use weft_batch::{Job, JobId};
@@ -134,9 +135,9 @@ pub struct LiveMachine {
     /// Since when it should be on its host, and no look of the agent there has shown it yet.
     pub unseen_since: Option<Instant>,
     /// Where it was saved.
-    pub saved: Option<std::path::PathBuf>,
+    pub saved: Option<PathBuf>,
     /// Where it went on from. Of use until the program runs again.
-    pub went_on_from: Option<std::path::PathBuf>,
+    pub went_on_from: Option<PathBuf>,
     /// How often it could not go on from there, one time after the other.
     pub failures: u32,
 }
@@ -145,6 +146,14 @@ impl LiveMachine {
     pub fn is_being_saved(&self) -> bool {
         let task = self.task.as_ref().map(|underway| &underway.task);
         matches!(task, Some(Task::Save { .. }))
+    }
+
+    /// It was saved there, and is on no host.
+    pub fn is_in(&mut self, folder: PathBuf) {
+        self.at = None;
+        self.nodes.clear();
+        self.ready = false;
+        self.saved = Some(folder);
     }
 
     /// Whether it needs the host.

@@ -1,11 +1,13 @@
 //! What a launcher hears of its hosts, and tells them: their agents come, answer, and end.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use weft_checkpoint::Set;
 use weft_malleable::{HostId, MachineId};
 
 use super::door::AgentEvent;
-use super::fleet::LiveMachine;
+use super::fleet::{LiveMachine, Underway};
 use super::record::Phase;
 use super::site::Ask;
 use super::{Launcher, PEERS_SETTLE, network};
@@ -17,10 +19,18 @@ const UNSEEN_MAX: Duration = Duration::from_secs(60);
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A job that was given back may not have ended: the batch system may not have answered.
 const GIVE_BACK_AGAIN: Duration = Duration::from_secs(10);
-/// A saved machine is complete when its folder has this file (`docs/checkpoints.md`).
-const MANIFEST: &str = "manifest";
 /// A job that has ended is a host that is lost, if no agent answers this long.
 const LOST_AFTER: Duration = Duration::from_secs(5);
+
+/// What became of an order whose agent is gone.
+enum Unheard {
+    /// The machine is there.
+    Moved(HostId),
+    /// It is whole in this folder.
+    Saved(PathBuf),
+    NotKnown,
+    Lost,
+}
 
 impl Launcher {
     pub(super) fn agent(&mut self, id: HostId, event: AgentEvent) {
@@ -243,51 +253,58 @@ impl Launcher {
     /// hearing it, as while no launcher was there. False while it is not known of all.
     fn complete_unheard(&mut self, id: HostId) -> bool {
         let gone = self.fleet.name(id);
+        let underway = self.fleet.machines.iter().filter_map(|(machine, live)| {
+            let underway = live.task.as_ref().filter(|_| live.at == Some(id))?;
+            Some((*machine, self.unheard(*machine, underway)))
+        });
         let mut is_known = true;
-        let mut sentences = Vec::new();
-        for (machine, live) in &mut self.fleet.machines {
-            let Some(underway) = live.task.as_ref().filter(|_| live.at == Some(id)) else {
+        for (machine, unheard) in underway.collect::<Vec<_>>() {
+            let name = network::name(machine.0);
+            let Some(live) = self.fleet.machines.get_mut(&machine) else {
                 continue;
             };
-            let name = network::name(machine.0);
-            match &underway.task {
-                Task::Move { .. } => {
-                    let to = underway.to;
-                    let host = to.and_then(|to| self.fleet.hosts.get(&to));
-                    let has_ended = host.is_none_or(|host| host.ended.is_some());
-                    match host.and_then(|host| host.sees(*machine)) {
-                        Some(true) => {
-                            live.at = to;
-                            live.task = None;
-                            live.unseen_since = Some(Instant::now());
-                            sentences.push(format!("{name} had left {gone} before that was gone"));
-                        }
-                        None if !has_ended => {
-                            is_known = false;
-                            sentences.push(format!(
-                                "{gone} is gone, and whether {name} had left is known when the \
-                                 agent of the host answers where it moved to"
-                            ));
-                        }
-                        _ => {}
-                    }
+            let sentence = match unheard {
+                Unheard::Lost => continue,
+                Unheard::NotKnown => {
+                    is_known = false;
+                    format!(
+                        "{gone} is gone, and whether {name} had left is known when the agent of \
+                         the host answers where it moved to"
+                    )
                 }
-                Task::Save { folder, .. } if folder.join(MANIFEST).exists() => {
-                    live.saved = Some(folder.clone());
-                    (live.at, live.task, live.ready) = (None, None, false);
-                    live.nodes.clear();
-                    sentences.push(format!("{name} had been saved before {gone} was gone"));
+                Unheard::Moved(to) => {
+                    live.at = Some(to);
+                    live.unseen_since = Some(Instant::now());
+                    live.task = None;
+                    format!("{name} had left {gone} before that was gone")
                 }
-                Task::Start(_)
-                | Task::Restore { .. }
-                | Task::Reshape { .. }
-                | Task::Save { .. } => {}
-            }
-        }
-        for sentence in sentences {
+                Unheard::Saved(folder) => {
+                    live.is_in(folder);
+                    live.task = None;
+                    format!("{name} had been saved before {gone} was gone")
+                }
+            };
             self.say_once(&sentence);
         }
         is_known
+    }
+
+    fn unheard(&self, machine: MachineId, underway: &Underway) -> Unheard {
+        match (&underway.task, underway.to) {
+            (Task::Move { .. }, Some(to)) => {
+                let host = self.fleet.hosts.get(&to);
+                let may_say = host.is_some_and(|host| host.ended.is_none());
+                match host.and_then(|host| host.sees(machine)) {
+                    Some(true) => Unheard::Moved(to),
+                    None if may_say => Unheard::NotKnown,
+                    _ => Unheard::Lost,
+                }
+            }
+            (Task::Save { folder, .. }, _) if Set::open(folder).is_ok() => {
+                Unheard::Saved(folder.clone())
+            }
+            _ => Unheard::Lost,
+        }
     }
 
     fn lose_host(&mut self, id: HostId) {

@@ -185,10 +185,7 @@ impl Launcher {
                 self.say(&sentence);
             }
             Task::Save { folder, .. } => {
-                live.at = None;
-                live.nodes.clear();
-                live.ready = false;
-                live.saved = Some(folder.clone());
+                live.is_in(folder.clone());
             }
         }
     }

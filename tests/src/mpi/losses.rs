@@ -2,13 +2,16 @@
 //! while no launcher is there; switches that are killed.
 
 use std::fs;
+use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::launcher::COUNTS;
+use super::user::User;
 use super::{BOOT_BOUND, Bench, END_BOUND, PROGRAM_BOUND, STEP_BOUND, ep, processes};
 
 /// On two processors some 20 s.
@@ -75,12 +78,26 @@ pub fn moved(bench: &Bench<'_>) -> Result<String> {
     let machine = &record["machines"][0];
     let was_heard = machine["order"].is_null();
     if !was_heard {
-        // Much longer than it takes.
-        thread::sleep(Duration::from_secs(10));
         let token = format!("/token-{}", machine["host"]);
-        let mut agents = processes::agents(&user.tag).into_values();
-        let agent = agents.find(|pid| processes::command_line(*pid).contains(&token));
-        kill(Pid::from_raw(agent.context("no agent")?), Signal::SIGKILL)?;
+        let is_source = |pid: &i32| processes::command_line(*pid).contains(&token);
+        let mut source = None;
+        let begun = Instant::now();
+        // Until it runs on the other host, and nothing of it is on its own.
+        loop {
+            let agents = processes::agents(&user.tag).into_iter();
+            let (from, to): (Vec<_>, Vec<_>) = agents.partition(|(_, pid)| is_source(pid));
+            source = source.or(from.first().map(|(_, pid)| *pid));
+            let is_on = |agents: &[(String, i32)]| {
+                let mut states = agents.iter().map(|(folder, _)| machine_on(&user, folder));
+                states.any(|state| state.is_some_and(|state| !state.is_null()))
+            };
+            if is_on(&to) && !is_on(&from) {
+                break;
+            }
+            ensure!(begun.elapsed() < STEP_BOUND, "it did not move");
+            thread::sleep(Duration::from_millis(100));
+        }
+        kill(Pid::from_raw(source.context("no agent")?), Signal::SIGKILL)?;
     }
     let mut second = user.launch("c", &["attach", "c"])?;
     second.must_end(0, PROGRAM_BOUND)?;
@@ -91,6 +108,58 @@ pub fn moved(bench: &Bench<'_>) -> Result<String> {
     // The folder of the agent that was killed is its host's.
     user.no_process_left()?;
     Ok(String::from(if was_heard { "it was heard" } else { "" }))
+}
+
+/// The state of the only machine of an agent, by the agent's folder; `None`: it has none.
+fn machine_on(user: &User, folder: &str) -> Option<serde_json::Value> {
+    let mut list = user.command(&user.weft);
+    let list = list.env("XDG_RUNTIME_DIR", Path::new(folder).join("run"));
+    let said = list.args(["vm", "list", "--json"]).output().ok()?;
+    let machines: serde_json::Value = serde_json::from_slice(&said.stdout).ok()?;
+    Some(machines.as_array()?.first()?["state"].clone())
+}
+
+/// A machine is saved, and its host ends, and no launcher hears either.
+pub fn saved(bench: &Bench<'_>) -> Result<String> {
+    let user = bench.user()?;
+    let (list, saves) = (user.folder.join("list"), user.folder.join("saves"));
+    fs::write(&list, "one max=24\n")?;
+    let (list, saves) = (list.to_string_lossy(), saves.to_string_lossy());
+    let words = [
+        "--list",
+        &list,
+        "--save-to",
+        &saves,
+        "--margin",
+        "5",
+        "--time",
+        "5",
+    ];
+    let local = [
+        "--address",
+        "127.0.0.1",
+        "--no-copy",
+        "--",
+        "sh",
+        "-c",
+        COUNTS,
+    ];
+    let mut first = user.run("c", &[&words[..], &local].concat())?;
+    user.until(&mut first, "it is saved", BOOT_BOUND, |status| {
+        status.log().contains(" is saved: ")
+    })?;
+    first.kill()?;
+    let begun = Instant::now();
+    while !processes::tagged_pids(&user.tag).is_empty() {
+        ensure!(begun.elapsed() < STEP_BOUND, "its host does not end");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let mut second = user.launch("c", &["attach", "c"])?;
+    second.must_end(121, END_BOUND)?;
+    second.says("vm-0 had been saved before ")?;
+    user.must(&["forget", "c"])?;
+    user.no_process_left()?;
+    Ok(String::new())
 }
 
 /// The switch of a host ends: its machines move to one that has a switch. The launcher's ends: the

@@ -74,7 +74,7 @@ struct Bench<'a> {
 struct Lacks(String);
 
 /// With whether they run only with `--long`, or by their name. What runs always takes a minute and a half.
-const CHECKS: [(&str, bool, Check); 32] = [
+const CHECKS: [(&str, bool, Check); 33] = [
     ("mpi: grows, shrinks, releases", false, local::life),
     ("mpi: the program's exit code", false, local::exit_code),
     ("mpi: launcher killed at some moment", true, launcher::any),
@@ -103,6 +103,7 @@ const CHECKS: [(&str, bool, Check); 32] = [
         losses::alone,
     ),
     ("mpi: a move that no launcher heard", true, losses::moved),
+    ("mpi: a save that no launcher heard", true, losses::saved),
     ("mpi: switches killed", true, losses::switch),
     ("mpi: saved and resumed", true, saves::resume),
     ("mpi: no room to save", true, saves::full),
