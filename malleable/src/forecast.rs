@@ -22,9 +22,10 @@ const LOAD_TIMES_MAX: f64 = 16.0;
 const QUANTILE: f64 = 0.9;
 /// What even a move of nothing takes, seconds, before moves have shown it.
 const LEAST_S: f64 = 0.3;
-/// Moves from which it is seen how much of their time is their bytes', and from which the load
-/// counts no more by itself.
+/// Moves from which it is seen how much of their time is their bytes'.
 const LINE_LEAST: usize = 6;
+/// Moves until which the load counts beside what they took.
+const LOAD_LEAST: usize = 6;
 /// How much these must differ in their bytes: standard deviation by mean.
 const LINE_SPREAD: f64 = 0.1;
 
@@ -136,7 +137,7 @@ impl Forecast {
         }
         let before = self.moves.iter().map(|sample| sample.busy).sum::<f64>() / count as f64;
         let grown = measured.mul_f64((busy / before).max(1.0));
-        match count < LINE_LEAST {
+        match count < LOAD_LEAST {
             true => grown.max(seconds(Line::PLAIN.at(self.bytes_s(machine)) * busy)),
             false => grown,
         }
@@ -249,7 +250,7 @@ mod tests {
         let idle = forecast.expected(&moved);
         // The first moves are as quick as on an idle host, since no program runs yet.
         forecast.note_load(16.0);
-        for _ in 1..LINE_LEAST {
+        for _ in 1..LOAD_LEAST {
             forecast.learn(&moved, idle);
             assert_eq!(forecast.release_bound(&moved), idle * 8);
         }
