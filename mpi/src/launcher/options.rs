@@ -126,7 +126,7 @@ impl Options {
     }
 
     /// # Errors
-    /// One machine has fewer vCPUs than so many hosts.
+    /// One machine has too few vCPUs for `count` hosts.
     pub(super) fn check_hosts(&self, count: usize) -> anyhow::Result<()> {
         let one_most = self.one().hosts_max;
         ensure!(
