@@ -5,7 +5,7 @@
 //! - the core ([`frame`], [`link`], [`seal`], [`ring`]) is `no_std`, does not
 //!   allocate, calls the kernel directly and keeps no state outside its
 //!   values, because it runs inside signal handlers of somebody else's program;
-//! - with the feature `std`, [`keys`], [`socket`], [`handshake`], [`hello`] and
+//! - with the feature `std`, [`keys`], [`socket`], [`listener`], [`handshake`], [`hello`] and
 //!   [`channel`] make, authenticate and key the connections that the core is
 //!   handed, and [`halves`] is a link for processes with threads.
 //!
@@ -30,6 +30,8 @@ pub mod hello;
 #[cfg(feature = "std")]
 pub mod keys;
 pub mod link;
+#[cfg(feature = "std")]
+pub mod listener;
 pub mod ring;
 pub mod seal;
 #[cfg(feature = "std")]

@@ -21,6 +21,7 @@
 //! says something at least each second, and takes a peer to be gone that said nothing for
 //! four.
 
+mod door;
 mod handshakes;
 mod machine;
 mod orders;

@@ -3,20 +3,16 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use nix::sys::stat::{Mode, umask};
 use weft_wire::handshake::Keyed;
 use weft_wire::keys::PublicKey;
 use weft_wire::socket::check_peer;
 
+use super::door::Door;
 use super::handshakes::{Handshakes, Outcome};
 use super::machine::Machine;
 use super::orders::{Order, Orders};
@@ -24,7 +20,7 @@ use super::peer::Link;
 use super::report::{Log, MachineReport, Output, PeerReport, Report};
 use super::tap::Tap;
 use super::{AGAIN, Options, ShellError, TICK};
-use crate::core::{MACHINES_MAX, PortId, Switch};
+use crate::core::{PortId, Switch};
 
 /// The core's time when the process starts: what others say is older than that has a place.
 const START_MS: u64 = 1 << 40;
@@ -189,7 +185,7 @@ impl Shell {
         ];
         if Instant::now() >= self.rests_until {
             sources.push((Source::Listener, self.listener.as_fd(), reads));
-            sources.push((Source::Door, self.door.listener.as_fd(), reads));
+            sources.push((Source::Door, self.door.descriptor(), reads));
         }
         let output = output.filter(|_| self.output.waits());
         sources.extend(output.map(|output| (Source::Output, output, PollFlags::POLLOUT)));
@@ -287,12 +283,11 @@ impl Shell {
 
     fn accept_machines(&mut self, now: Instant) {
         for _ in 0..ACCEPTED {
-            let socket = match self.door.listener.accept() {
-                Ok((socket, _)) => socket,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+            match self.door.accept() {
+                Ok(None) => return,
+                Ok(Some(socket)) => self.welcome(socket, now),
                 Err(error) => return self.rest(&error, now),
-            };
-            self.welcome(socket, now);
+            }
         }
     }
 
@@ -640,98 +635,4 @@ impl Shell {
             peers: peers.collect(),
         }
     }
-}
-
-/// The socket that machines connect to; its file is removed with it.
-struct Door {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl Door {
-    /// Makes the socket, readable and writable for its user only. That of a switch that was
-    /// killed is replaced.
-    fn open(path: &Path) -> Result<Door, ShellError> {
-        let failed = |source| ShellError::Machines {
-            path: path.to_path_buf(),
-            source,
-        };
-        let is_socket = path
-            .symlink_metadata()
-            .is_ok_and(|file| file.file_type().is_socket());
-        if is_socket {
-            match probe(path) {
-                Err(nix::Error::ECONNREFUSED) => std::fs::remove_file(path).map_err(failed)?,
-                Ok(_) | Err(nix::Error::EAGAIN) => {
-                    let path = path.to_path_buf();
-                    return Err(ShellError::Taken { path });
-                }
-                Err(error) => return Err(failed(error.into())),
-            }
-        }
-        let before = umask(Mode::from_bits_truncate(0o177));
-        let bound = UnixListener::bind(path);
-        umask(before);
-        let listener = bound.map_err(failed)?;
-        let path = path.to_path_buf();
-        let door = Door { listener, path };
-        match door.listener.set_nonblocking(true) {
-            Ok(()) => Ok(door),
-            Err(error) => Err(failed(error)),
-        }
-    }
-}
-
-impl Door {
-    /// Connections to the cards that had one with a switch before. The sockets of those that
-    /// have ended are removed.
-    fn callers(&self) -> io::Result<Vec<UnixStream>> {
-        let (Some(name), Some(directory)) = (self.path.file_name(), self.path.parent()) else {
-            return Ok(Vec::new());
-        };
-        let directory = match directory == Path::new("") {
-            true => Path::new("."),
-            false => directory,
-        };
-        let mut callers = Vec::new();
-        for entry in directory.read_dir()? {
-            let entry = entry?;
-            if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
-                continue;
-            }
-            let path = entry.path();
-            let found = path.file_name().unwrap_or_default().as_bytes();
-            if !is_card(found.strip_prefix(name.as_bytes()).unwrap_or_default()) {
-                continue;
-            }
-            match probe(&path) {
-                Ok(socket) if callers.len() < MACHINES_MAX => callers.push(socket),
-                // Another process may have removed it by now.
-                Err(nix::Error::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
-                _ => {}
-            }
-        }
-        Ok(callers)
-    }
-}
-
-/// Whether what follows the switch's socket in a name makes it that of a card.
-fn is_card(rest: &[u8]) -> bool {
-    let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    matches!(rest, [b'.', digits @ ..] if digits.len() == 16 && digits.iter().all(is_digit))
-}
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        // It may have been removed by hand.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Connects to a socket, if a process listens there.
-fn probe(path: &Path) -> nix::Result<UnixStream> {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    connect(probe.as_raw_fd(), &UnixAddr::new(path)?)?;
-    Ok(probe.into())
 }
