@@ -39,7 +39,17 @@ pub struct Switch {
     /// `None` once it was told to end.
     orders: Option<ChildStdin>,
     /// As it was told.
-    peers: Vec<(PublicKey, String)>,
+    peers: Vec<PeerSwitch>,
+}
+
+/// Another host's switch.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PeerSwitch {
+    pub key: PublicKey,
+    /// Where it listens.
+    pub address: String,
+    /// It is on the same bridge, which carries most frames.
+    pub detour: bool,
 }
 
 impl Switch {
@@ -93,15 +103,20 @@ impl Switch {
         Ok((switch, listening))
     }
 
-    /// These are the other switches, and where they listen.
-    pub fn know(&mut self, peers: Vec<(PublicKey, String)>) -> anyhow::Result<()> {
-        for (key, _) in std::mem::take(&mut self.peers) {
-            if peers.iter().all(|(other, _)| *other != key) {
+    /// These are the other switches.
+    pub fn know(&mut self, peers: Vec<PeerSwitch>) -> anyhow::Result<()> {
+        for PeerSwitch { key, .. } in std::mem::take(&mut self.peers) {
+            if peers.iter().all(|other| other.key != key) {
                 self.order(&json!({ "leave": key }))?;
             }
         }
-        for (key, address) in &peers {
-            self.order(&json!({ "peer": { "key": key, "address": address } }))?;
+        for peer in &peers {
+            let PeerSwitch {
+                key,
+                address,
+                detour,
+            } = peer;
+            self.order(&json!({ "peer": { "key": key, "address": address, "detour": detour } }))?;
         }
         self.peers = peers;
         Ok(())

@@ -24,7 +24,7 @@ use weft_wire::keys::{PublicKey, StaticKeys};
 use super::place::Place;
 use super::{Event, say};
 use crate::control::{Offer, PeerHost, SWITCH};
-use crate::switch::Switch;
+use crate::switch::{PeerSwitch, Switch};
 use crate::token::Token;
 
 /// Of the host's free memory, what machines may have: in parts of 16.
@@ -149,17 +149,14 @@ impl Services {
         }
         self.write(&peers)?;
         running.daemon.set(peers);
-        // Machines of hosts with tap devices are reached by these: links beside them would make a
-        // loop. The launcher has none.
-        let linked = others
-            .iter()
-            .filter(|host| self.tap.is_none() || host.node.is_none());
-        let switches = linked.map(|host| {
-            let address = match host.switch.strip_prefix(':') {
+        let switches = others.iter().map(|host| PeerSwitch {
+            key: host.key,
+            address: match host.switch.strip_prefix(':') {
                 Some(port) => format!("{}:{port}", in_address(running.launcher)),
                 None => host.switch.clone(),
-            };
-            (host.key, address)
+            },
+            // A whole link beside the tap devices would make a loop. The launcher has none.
+            detour: self.tap.is_some() && host.node.is_some(),
         });
         running.switch.know(switches.collect())
     }

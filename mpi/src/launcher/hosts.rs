@@ -12,6 +12,7 @@ use super::record::Phase;
 use super::site::Ask;
 use super::{Launcher, PEERS_SETTLE, network};
 use crate::control::{FromAgent, PeerHost, Task, ToAgent};
+use crate::switch::PeerSwitch;
 
 /// By then an agent has looked at its machines, and has said what it saw.
 const UNSEEN_MAX: Duration = Duration::from_secs(60);
@@ -167,7 +168,11 @@ impl Launcher {
             return;
         }
         self.peers = peers.clone();
-        let switches = peers.iter().map(|peer| (peer.key, peer.switch.clone()));
+        let switches = peers.iter().map(|peer| PeerSwitch {
+            key: peer.key,
+            address: peer.switch.clone(),
+            detour: false,
+        });
         if let Err(error) = self.switch.know(switches.collect()) {
             self.trouble = Some(format!("{error:#}"));
         }

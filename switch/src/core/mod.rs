@@ -9,7 +9,7 @@
 //!
 //! - A frame crosses at most two links between switches, and the second one only as *passed on*:
 //!   its destination has moved, or its sender has. What is passed on teaches nothing, and never
-//!   goes to a peer. So there is no loop.
+//!   goes to a peer. So there is no loop. Nor is there one by a bridge and the detours beside it.
 //! - A frame goes to a port at most once, and never to the port that it came from.
 //! - Frames from one port to another leave in the order in which they came.
 //! - What waits, and what is remembered, has a bound in number and in time: [`FRAMES_MAX`],
@@ -24,6 +24,10 @@
 //! what it knew to be behind the other, and is told by it what is there and for how long. Of
 //! two claims the younger one counts. A frame that arrives for an address that is at another
 //! switch is passed on, and its sender is told that the address is not here.
+//!
+//! **A bridge** (a tap device) is one port, that of a peer: all switches on it. What is passed on
+//! cannot go there, since a bridge learns where a frame's source is from each frame. It takes
+//! *detours* instead: links to each switch on the bridge, which carry nothing else.
 //!
 //! Time is in milliseconds from any start; it never goes back.
 
@@ -88,6 +92,7 @@ pub struct Switch {
     ports: BTreeMap<PortId, Port>,
     table: Table,
     totals: Totals,
+    bridge: Option<PortId>,
     next: u32,
 }
 
@@ -136,8 +141,29 @@ impl Switch {
     /// # Errors
     /// There are [`PEERS_MAX`].
     pub fn add_peer(&mut self) -> Result<PortId, Full> {
-        let kind = Kind::Peer { up: false };
-        self.add(kind, PEERS_MAX, "peers", Kind::is_peer)
+        self.add_switch(Kind::Peer { up: false })
+    }
+
+    /// A bridge is attached. Its port is up.
+    ///
+    /// # Errors
+    /// There are [`PEERS_MAX`].
+    pub fn add_bridge(&mut self) -> Result<PortId, Full> {
+        let id = self.add_switch(Kind::Peer { up: true })?;
+        self.bridge = Some(id);
+        Ok(id)
+    }
+
+    /// There is another switch on the bridge. Its port is down.
+    ///
+    /// # Errors
+    /// There are [`PEERS_MAX`].
+    pub fn add_detour(&mut self) -> Result<PortId, Full> {
+        self.add_switch(Kind::Detour { up: false })
+    }
+
+    fn add_switch(&mut self, kind: Kind) -> Result<PortId, Full> {
+        self.add(kind, PEERS_MAX, "peers", Kind::is_switch)
     }
 
     fn add(
@@ -179,12 +205,16 @@ impl Switch {
 
     /// A peer is no more.
     pub fn remove_peer(&mut self, id: PortId) {
+        self.bridge = self.bridge.filter(|bridge| *bridge != id);
         self.table.remove_port(id);
         self.ports.remove(&id);
     }
 
     /// There is a new link to a peer: each side tells the other what is behind it.
     pub fn peer_up(&mut self, id: PortId) {
+        if let Some(Kind::Detour { up }) = self.kind_mut(id) {
+            *up = true;
+        }
         if !self.is_peer(id) {
             return;
         }
@@ -201,12 +231,16 @@ impl Switch {
 
     /// The link to a peer is broken. Frames wait for the next one.
     pub fn peer_down(&mut self, id: PortId) {
-        if let Some(port) = self.ports.get_mut(&id)
-            && port.kind.is_peer()
-        {
-            port.kind = Kind::Peer { up: false };
+        if let Some(Kind::Peer { up } | Kind::Detour { up }) = self.kind_mut(id) {
+            *up = false;
+        }
+        if let Some(port) = self.ports.get_mut(&id) {
             port.notices.clear();
         }
+    }
+
+    fn kind_mut(&mut self, id: PortId) -> Option<&mut Kind> {
+        self.ports.get_mut(&id).map(|port| &mut port.kind)
     }
 
     /// Whether an address is at a machine that is connected here.
@@ -246,7 +280,11 @@ impl Switch {
         };
         port.counters.frames_in += 1;
         port.counters.bytes_in += frame.len() as u64;
-        let from_peer = port.kind.is_peer();
+        let from_switch = port.kind.is_switch();
+        let way = match port.kind {
+            Kind::Detour { .. } => Way::PassedOn,
+            _ => way,
+        };
         let Some(header) = Header::parse(frame) else {
             port.counters.broken += 1;
             return;
@@ -264,7 +302,7 @@ impl Switch {
             since: now,
             known,
             from,
-            from_peer,
+            from_switch,
             way,
         };
         let place = match header.destination {
@@ -279,11 +317,13 @@ impl Switch {
                 }
             }
             None => self.flood(from, &waiting(false, way)),
-            Some(to) if to == from && !from_peer => self.totals.returned += 1,
-            Some(to) if from_peer && self.is_peer(to) => {
+            Some(to) if to == from && !from_switch => self.totals.returned += 1,
+            Some(to) if from_switch && self.is_peer(to) => {
                 if let Some(port) = self.ports.get_mut(&from) {
                     port.counters.misdirected += 1;
-                    port.tell(Notice::Gone(header.destination));
+                    if port.kind.is_peer() {
+                        port.tell(Notice::Gone(header.destination));
+                    }
                 }
                 // Not for a second time, not back, and not another copy.
                 if let Some(port) = self.ports.get_mut(&to)
@@ -398,7 +438,7 @@ impl Switch {
                 false => waiting.from == new,
             });
         if to_peer {
-            let others = follow.iter_mut().filter(|waiting| waiting.from_peer);
+            let others = follow.iter_mut().filter(|waiting| waiting.from_switch);
             others.for_each(|waiting| waiting.way = Way::PassedOn);
         }
         port.counters.stale += left.len() as u64;
@@ -419,7 +459,8 @@ impl Switch {
         for (id, port) in &mut self.ports {
             let goes = match port.kind {
                 Kind::Machine { gone } => gone.is_none(),
-                Kind::Peer { .. } => !waiting.from_peer,
+                Kind::Peer { .. } => !waiting.from_switch,
+                Kind::Detour { .. } => false,
             };
             if goes && *id != from && Some(*id) != own {
                 port.push(waiting.clone());
@@ -435,6 +476,7 @@ impl Switch {
         self.ports.get(&id).is_some_and(|port| match port.kind {
             Kind::Machine { gone: None } => !port.waiting().is_empty(),
             Kind::Peer { up: true } => !port.waiting().is_empty() || !port.notices.is_empty(),
+            Kind::Detour { up: true } => !port.waiting().is_empty(),
             _ => false,
         })
     }
@@ -460,20 +502,38 @@ impl Switch {
                 }
             }
             let waiting = port.pop()?;
-            port.counters.frames_out += 1;
-            port.counters.bytes_out += waiting.frame.len() as u64;
-            if !port.kind.is_peer() {
-                return Some(Outgoing::Frame(waiting.frame, Way::Directed));
-            }
+            let kind = port.kind;
             // The machine that sent it may have left: the peer would take it to be here.
-            let left = !self.is_here(waiting.source);
+            let left = kind.is_switch() && !self.is_here(waiting.source);
             let way = match waiting.way == Way::PassedOn || left {
+                _ if !kind.is_switch() => Way::Directed,
+                true if self.bridge == Some(id) => {
+                    self.detour(&waiting);
+                    continue;
+                }
                 true => Way::PassedOn,
                 false if waiting.known || waiting.destination.is_group() => Way::Directed,
                 false => Way::ToAll,
             };
+            if let Some(port) = self.ports.get_mut(&id) {
+                port.counters.frames_out += 1;
+                port.counters.bytes_out += waiting.frame.len() as u64;
+            }
             self.totals.passed_on += u64::from(way == Way::PassedOn);
             return Some(Outgoing::Frame(waiting.frame, way));
+        }
+    }
+
+    /// To all switches on the bridge: the one where its destination is knows.
+    fn detour(&mut self, waiting: &Waiting) {
+        for port in self.ports.values_mut() {
+            if matches!(port.kind, Kind::Detour { .. }) {
+                port.push(Waiting {
+                    known: false,
+                    way: Way::PassedOn,
+                    ..waiting.clone()
+                });
+            }
         }
     }
 

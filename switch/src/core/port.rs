@@ -41,12 +41,22 @@ pub enum Kind {
         /// Whether there is a link to it.
         up: bool,
     },
+    /// Another switch on the same bridge: a link for what the bridge may not have.
+    Detour {
+        /// Whether it works.
+        up: bool,
+    },
 }
 
 impl Kind {
-    /// Another switch.
+    /// Another switch, or the bridge with several.
     pub fn is_peer(self) -> bool {
         matches!(self, Kind::Peer { .. })
+    }
+
+    /// Not a machine.
+    pub fn is_switch(self) -> bool {
+        matches!(self, Kind::Peer { .. } | Kind::Detour { .. })
     }
 
     /// A machine with a connection.
@@ -89,9 +99,9 @@ pub struct Waiting {
     pub since: u64,
     /// It is at this port only: its destination was known.
     pub known: bool,
-    /// The port that it came from, and whether that is a peer's.
+    /// The port that it came from, and whether that is another switch's.
     pub from: PortId,
-    pub from_peer: bool,
+    pub from_switch: bool,
     /// How it came, or goes: what was passed on, and one of several copies, crosses no more links.
     pub way: Way,
 }

@@ -339,13 +339,15 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 proptest! {
     /// Whatever comes, a frame goes to each port once at most, not back, and from peer to peer
-    /// only if it is passed on for the first time; what is remembered has its bounds, and is
-    /// forgotten in the end.
+    /// only if it is passed on for the first time, and then not to the bridge; a detour has
+    /// nothing else. What is remembered has its bounds, and is forgotten in the end.
     #[test]
     fn any_events_keep_the_invariants(events in events()) {
         let mut switch = Switch::default();
         let mut ports: Vec<PortId> = (0..3).map(|_| switch.add_machine().unwrap()).collect();
         ports.extend((0..2).map(|_| switch.add_peer().unwrap()));
+        let bridge = switch.add_bridge().unwrap();
+        ports.extend([bridge, switch.add_detour().unwrap(), switch.add_detour().unwrap()]);
         let (mut now, mut sent) = (0, 0);
         // By frame: the port that it came from, and how, if that was a peer's.
         let mut origins: Vec<(PortId, Option<Way>)> = Vec::new();
@@ -358,10 +360,14 @@ proptest! {
                     let port = at(port);
                     // A port that is gone receives nothing.
                     let Some(kind) = kind(&switch, port) else { continue };
-                    if !kind.is_peer() && !kind.is_connected_machine() { continue }
+                    if !kind.is_switch() && !kind.is_connected_machine() { continue }
                     let to = if to == 6 { ALL } else { card(to) };
                     let ways = [Way::Directed, Way::PassedOn, Way::ToAll];
-                    let way = kind.is_peer().then(|| ways[sent as usize % 3]);
+                    let way = match kind {
+                        Kind::Machine { .. } => None,
+                        Kind::Peer { .. } => Some(ways[sent as usize % 3]),
+                        Kind::Detour { .. } => Some(Way::PassedOn),
+                    };
                     let number = frame(card(from), to, sent);
                     switch.receive(port, &number, way.unwrap_or_default(), now);
                     origins.push((port, way));
@@ -377,7 +383,7 @@ proptest! {
                 Event::Up(port) => switch.peer_up(at(port)),
                 Event::Down(port) => switch.peer_down(at(port)),
                 Event::Leave(port) => match kind(&switch, at(port)) {
-                    Some(kind) if kind.is_peer() => switch.remove_peer(at(port)),
+                    Some(kind) if kind.is_switch() => switch.remove_peer(at(port)),
                     _ => switch.machine_gone(at(port), now),
                 },
                 Event::Join => {
@@ -386,15 +392,18 @@ proptest! {
                 }
                 Event::Take(port) => {
                     let port = at(port);
-                    let is_peer = kind(&switch, port).is_some_and(Kind::is_peer);
+                    let is_switch = kind(&switch, port).is_some_and(Kind::is_switch);
+                    let is_detour = matches!(kind(&switch, port), Some(Kind::Detour { .. }));
                     for outgoing in out(&mut switch, port, now) {
                         let Outgoing::Frame(frame, way) = outgoing else { continue };
                         let number = u32::from_be_bytes(frame[14..18].try_into().unwrap());
                         let (origin, came) = origins[number as usize];
-                        let passed_on = is_peer && way == Way::PassedOn;
+                        let passed_on = is_switch && way == Way::PassedOn;
+                        prop_assert!(port != bridge || !passed_on);
+                        prop_assert!(!is_detour || passed_on);
                         prop_assert!(origin != port || passed_on);
-                        prop_assert!(!is_peer || came.is_none() || passed_on);
-                        prop_assert!(!is_peer || came != Some(Way::PassedOn));
+                        prop_assert!(!is_switch || came.is_none() || passed_on);
+                        prop_assert!(!is_switch || came != Some(Way::PassedOn));
                         prop_assert!(taken.insert((number, port)));
                     }
                 }
@@ -411,6 +420,6 @@ proptest! {
         switch.tick(now + ADDRESS_AGE_MS + 1);
         prop_assert_eq!(switch.known(), 0);
         prop_assert_eq!(switch.frames_waiting(), 0);
-        prop_assert!(switch.ports().all(|(_, kind)| kind.is_peer() || kind.is_connected_machine()));
+        prop_assert!(switch.ports().all(|(_, kind)| kind.is_switch() || kind.is_connected_machine()));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! {"peer":{"key":"weft-key-…","address":"10.0.0.2:7000"}}
+//! {"peer":{"key":"weft-key-…","address":"10.0.0.3:7000","detour":true}}
 //! {"leave":"weft-key-…"}
 //! {"counters":true}
 //! ```
@@ -27,6 +28,9 @@ pub enum Order {
         key: PublicKey,
         /// `HOST:PORT`.
         address: String,
+        /// It is on the bridge of the tap device, which carries all but what is passed on.
+        #[serde(default)]
+        detour: bool,
     },
     /// Another switch is no more.
     Leave(PublicKey),
@@ -100,7 +104,8 @@ mod tests {
     fn lines_become_orders_or_say_what_is_wrong() {
         let key = weft_wire::keys::generate().unwrap().public();
         let text = format!(
-            "{{\"peer\":{{\"key\":\"{key}\",\"address\":\"h:1\"}}}}\n\n{{\"leave\":\"{key}\"}}\n\
+            "{{\"peer\":{{\"key\":\"{key}\",\"address\":\"h:1\"}}}}\n\n\
+            {{\"peer\":{{\"key\":\"{key}\",\"address\":\"h:1\",\"detour\":true}}}}\n{{\"leave\":\"{key}\"}}\n\
             {{\"counters\":true}}\n{{\"counter\":true}}\n{}\n{{\"counters\":true}}\n{{\"leave\"",
             "x".repeat(LINE_MAX + 1)
         );
@@ -109,16 +114,18 @@ mod tests {
         for piece in text.as_bytes().chunks(7) {
             found.extend(orders.take(piece));
         }
-        let peer = Order::Peer {
+        let peer = |detour| Order::Peer {
             key,
             address: "h:1".into(),
+            detour,
         };
-        assert_eq!(found[0], Ok(peer));
-        assert_eq!(found[1], Ok(Order::Leave(key)));
-        assert_eq!(found[2], Ok(Order::Counters(true)));
-        assert!(found[3].as_ref().unwrap_err().contains("give {\"peer\""));
-        assert!(found[4].as_ref().unwrap_err().contains("longer than 4096"));
-        assert_eq!(found[5], Ok(Order::Counters(true)));
-        assert_eq!(found.len(), 6);
+        assert_eq!(found[0], Ok(peer(false)));
+        assert_eq!(found[1], Ok(peer(true)));
+        assert_eq!(found[2], Ok(Order::Leave(key)));
+        assert_eq!(found[3], Ok(Order::Counters(true)));
+        assert!(found[4].as_ref().unwrap_err().contains("give {\"peer\""));
+        assert!(found[5].as_ref().unwrap_err().contains("longer than 4096"));
+        assert_eq!(found[6], Ok(Order::Counters(true)));
+        assert_eq!(found.len(), 7);
     }
 }

@@ -76,6 +76,8 @@ pub struct MachineReport {
 pub struct PeerReport {
     pub key: PublicKey,
     pub address: String,
+    /// It is on the bridge of the tap device.
+    pub detour: bool,
     /// Whether there is a link.
     pub up: bool,
     /// Links since the start.

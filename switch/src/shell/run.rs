@@ -90,6 +90,7 @@ enum Source {
 struct Peer {
     port: PortId,
     address: String,
+    detour: bool,
     state: State,
     /// Links since the start.
     links: u64,
@@ -497,6 +498,12 @@ impl Shell {
         for (port, error) in lost {
             self.machine_lost(port, &error, now);
         }
+        // Before the peers: what it may not have takes their links.
+        if let Some(tap) = &mut self.tap
+            && let Err(error) = tap.flush(&mut self.core, ms)
+        {
+            self.tap_lost(&error, now);
+        }
         let output = self.peers.iter().filter(|(_, peer)| match &peer.state {
             State::Up(link) => {
                 !link.is_blocked() && (link.has_rest() || self.core.has_output(peer.port))
@@ -506,11 +513,6 @@ impl Shell {
         let output: Vec<PublicKey> = output.map(|(key, _)| *key).collect();
         for key in output {
             self.flush_peer(key, now);
-        }
-        if let Some(tap) = &mut self.tap
-            && let Err(error) = tap.flush(&mut self.core, ms)
-        {
-            self.tap_lost(&error, now);
         }
     }
 
@@ -559,7 +561,11 @@ impl Shell {
     fn obey(&mut self, orders: Vec<Result<Order, String>>, now: Instant) {
         for order in orders {
             let done = order.and_then(|order| match order {
-                Order::Peer { key, address } => self.add_peer(key, address, now),
+                Order::Peer {
+                    key,
+                    address,
+                    detour,
+                } => self.add_peer(key, address, detour, now),
                 Order::Leave(key) => self.leave(key),
                 Order::Counters(wanted) => {
                     if wanted {
@@ -575,20 +581,39 @@ impl Shell {
         }
     }
 
-    fn add_peer(&mut self, key: PublicKey, address: String, now: Instant) -> Result<(), String> {
+    fn add_peer(
+        &mut self,
+        key: PublicKey,
+        address: String,
+        detour: bool,
+        now: Instant,
+    ) -> Result<(), String> {
         if key == self.ours {
             return Err(format!(
                 "{key} is this switch's own key: give the other one's"
             ));
         }
+        if detour && self.tap.is_none() {
+            return Err(format!(
+                "{key} can be no detour: this switch has no tap device (--tap)"
+            ));
+        }
         if let Some(peer) = self.peers.get_mut(&key) {
+            if peer.detour != detour {
+                return Err(format!("{key} is a peer of another kind: let it leave"));
+            }
             peer.address = address;
             return Ok(());
         }
-        let port = self.core.add_peer().map_err(|full| full.to_string())?;
+        let port = match detour {
+            true => self.core.add_detour(),
+            false => self.core.add_peer(),
+        };
+        let port = port.map_err(|full| full.to_string())?;
         let peer = Peer {
             port,
             address,
+            detour,
             state: State::Down(now),
             links: 0,
             again: AGAIN[0],
@@ -620,6 +645,7 @@ impl Shell {
         let peers = self.peers.iter().map(|(key, peer)| PeerReport {
             key: *key,
             address: peer.address.clone(),
+            detour: peer.detour,
             up: matches!(peer.state, State::Up(_)),
             links: peer.links,
             addresses: self.core.addresses(peer.port).len(),

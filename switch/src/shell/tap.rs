@@ -1,7 +1,7 @@
 //! A tap device of the host, which its administrator attached to a bridge: the way to the machines
 //! of other hosts that have one, too (kernel document `networking/tuntap`).
 //!
-//! To the core it is another switch, whose link is up and which says nothing but frames.
+//! To the core all switches on the bridge are one peer, which says nothing but frames.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -57,8 +57,7 @@ impl Tap {
         let mtu = read(&device.join("mtu")).and_then(|mtu| mtu.parse().ok());
         let mtu = mtu.ok_or_else(|| failed(String::from("it has no MTU")))?;
         let file = attach(name).map_err(|error| failed(refusal(name, error)))?;
-        let port = core.add_peer().map_err(|full| failed(full.to_string()))?;
-        core.peer_up(port);
+        let port = core.add_bridge().map_err(|full| failed(full.to_string()))?;
         Ok(Tap {
             port,
             file,
@@ -86,14 +85,13 @@ impl Tap {
         Ok(true)
     }
 
-    /// Writes what waits. A frame that the device refuses is lost, as on a cable. So is one that
-    /// is passed on: the bridge would take its sender to be here.
+    /// Writes what waits. A frame that the device refuses is lost, as on a cable.
     ///
     /// # Errors
     /// The device is no more.
     pub fn flush(&mut self, core: &mut Switch, now: u64) -> io::Result<()> {
         while let Some(outgoing) = core.next(self.port, now) {
-            let Outgoing::Frame(frame, Way::Directed | Way::ToAll) = outgoing else {
+            let Outgoing::Frame(frame, _) = outgoing else {
                 continue;
             };
             if let Err(error) = self.file.write(&frame)
