@@ -27,12 +27,13 @@ pub enum VmError {
     Option(String),
     /// More than the host has.
     #[error(
-        "--memory {} is more than this host has ({}): reduce it",
+        "--memory {} is more than this host has for it ({}; the limits of this process's memory \
+         cgroups count): reduce it",
         format_bytes(*asked_bytes), format_bytes(*host_bytes)
     )]
     MemoryTooLarge {
         asked_bytes: u64,
-        /// All that the host, or this control group, has.
+        /// What the host, and the memory cgroups of this process, have.
         host_bytes: u64,
     },
     /// A checkpoint that is damaged, incomplete, or of a later format.

@@ -554,7 +554,7 @@ mod tests {
             ),
             ("--cpus 1,0 --memory 64M,0", "node 1 has neither"),
             ("--memory 9000000T,9000000T", "more than a machine can have"),
-            ("--memory 4000T,4000T", "more than this host has"),
+            ("--memory 4000T,4000T", "more than this host has for it"),
             (
                 "--nodes 2 --deterministic",
                 "no single order of instructions",
@@ -636,7 +636,7 @@ mod tests {
         assert!(error("--cpus 256").contains("--cpus 256"));
         assert!(error("--memory 1M").contains("at least 4M"));
         assert!(error("--memory 5000001").contains("multiple of 4K"));
-        assert!(error("--memory 4096T").contains("more than this host has"));
+        assert!(error("--memory 4096T").contains("more than this host has for it"));
         assert!(error("--deterministic --backend kvm").contains("--backend soft"));
         let twice = "--net user,forward=1:2,forward=1:3";
         assert!(error(twice).contains("port 1 of the host is forwarded twice"));

@@ -2,7 +2,7 @@
 //! the host's user is told that memory ran out.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,12 +13,10 @@ use crate::guest::Guest;
 
 pub(super) const NAME: &str = "a machine that its memory cgroup has no room for";
 
-/// Less than what the guest fills, and enough for its boot.
+/// Less than what the guest fills, and enough for its boot. The group gets it then: a machine
+/// that is larger than its group does not start.
 const LIMIT: u64 = 160 << 20;
-/// 200 MiB in two lots, on whichever node they lie.
-const SCRIPT: &str = "mkdir -p /m; mount -t tmpfs tmpfs /m; \
-    dd if=/dev/zero of=/m/x bs=1M count=100; taskset 2 dd if=/dev/zero of=/m/y bs=1M count=100";
-
+const READY: &str = "fills-its-memory";
 /// Why there can be no such machine here.
 pub(super) fn missing() -> Option<String> {
     Group::new("trial")
@@ -28,17 +26,26 @@ pub(super) fn missing() -> Option<String> {
 
 pub(super) fn said(bench: &Bench<'_>) -> Result<String> {
     let group = Group::new("oom")?;
-    let machine = bench.machine(TWO.options, SCRIPT, "")?;
+    // 200 MiB in two lots, on whichever node they lie.
+    let script = format!(
+        "mkdir -p /m; mount -t tmpfs tmpfs /m; echo {READY}; read told; \
+         dd if=/dev/zero of=/m/x bs=1M count=100; taskset 2 dd if=/dev/zero of=/m/y bs=1M count=100"
+    );
+    let machine = bench.machine(TWO.options, &script, "")?;
     let mut within = Command::new("sh");
     within.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
     within
-        .arg(group.0.join("cgroup.procs"))
+        .arg(group.path.join("cgroup.procs"))
         .arg(machine.get_program());
     within.args(machine.get_args());
     for (name, value) in machine.get_envs() {
         within.env(name, value.unwrap_or_default());
     }
-    let ended = Guest::start(&mut within)?.finish(BOUND)?;
+    let mut guest = Guest::start(&mut within)?;
+    ensure!(guest.wait_for(READY, BOUND).is_some(), "it did not boot");
+    group.limit(LIMIT)?;
+    guest.tell()?;
+    let ended = guest.finish(BOUND)?;
     let said = "the kernel killed a process of its memory cgroup because memory ran out";
     ensure!(
         ended.stderr.contains(said),
@@ -51,7 +58,10 @@ pub(super) fn said(bench: &Bench<'_>) -> Result<String> {
 }
 
 /// A memory cgroup of version 1, or one of version 2 below the root.
-struct Group(PathBuf);
+struct Group {
+    path: PathBuf,
+    limit: PathBuf,
+}
 
 impl Group {
     fn new(name: &str) -> io::Result<Group> {
@@ -62,17 +72,21 @@ impl Group {
         };
         let path = parent.join(format!("weft-e2e-{}-{name}", std::process::id()));
         fs::create_dir(&path)?;
-        let group = Group(path);
-        // Not created: a group without the controller lacks the file.
-        let file = fs::OpenOptions::new().write(true).open(group.0.join(limit));
-        file?.write_all(LIMIT.to_string().as_bytes())?;
+        let limit = path.join(limit);
+        let group = Group { path, limit };
+        // A group without the controller lacks the file.
+        fs::metadata(&group.limit)?;
         Ok(group)
+    }
+
+    fn limit(&self, bytes: u64) -> io::Result<()> {
+        fs::write(&self.limit, bytes.to_string())
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         // It is empty once the machine has ended.
-        let _ = fs::remove_dir(&self.0);
+        let _ = fs::remove_dir(&self.path);
     }
 }
