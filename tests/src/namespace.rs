@@ -178,6 +178,11 @@ impl Star {
         Ok(())
     }
 
+    /// A host has the device no more.
+    pub fn remove_tap(&self, host: usize, tap: &str) -> Result<()> {
+        command("ip", &format!("-n {} link del {tap}", self.name(host)))
+    }
+
     /// The bytes that a host's processes have sent through a tap device.
     pub fn sent(&self, host: usize, tap: &str) -> Result<u64> {
         let prefix = self.prefix(host);
@@ -205,6 +210,14 @@ impl Star {
         ["ip", "netns", "exec", &self.name(host)]
             .map(OsString::from)
             .to_vec()
+    }
+
+    /// The host's line in a list of hosts for `weft mpi run --list`: `h` and its number.
+    pub fn list_line(&self, host: usize) -> Result<String> {
+        let words = self.prefix(host).into_iter().map(OsString::into_string);
+        let words: Result<Vec<String>, _> = words.collect();
+        let words = words.map_err(|word| anyhow::anyhow!("{} is no text", word.display()))?;
+        Ok(format!("h{host} {}\n", words.join(" ")))
     }
 
     /// The same, where the host says that it is another one: `boot_id` is shown as

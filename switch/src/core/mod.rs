@@ -229,13 +229,16 @@ impl Switch {
         }
     }
 
-    /// The link to a peer is broken. Frames wait for the next one.
+    /// The link to a peer is broken. Frames wait for the next one, but not those of a detour.
     pub fn peer_down(&mut self, id: PortId) {
         if let Some(Kind::Peer { up } | Kind::Detour { up }) = self.kind_mut(id) {
             *up = false;
         }
         if let Some(port) = self.ports.get_mut(&id) {
             port.notices.clear();
+            if matches!(port.kind, Kind::Detour { .. }) {
+                port.drop_stale(|_| true);
+            }
         }
     }
 
@@ -524,10 +527,11 @@ impl Switch {
         }
     }
 
-    /// To all switches on the bridge: the one where its destination is knows.
+    /// To all switches on the bridge: the one where its destination is knows. A later one must not
+    /// get it: the destination may go there meanwhile, and have it already.
     fn detour(&mut self, waiting: &Waiting) {
         for port in self.ports.values_mut() {
-            if matches!(port.kind, Kind::Detour { .. }) {
+            if port.kind == (Kind::Detour { up: true }) {
                 port.push(Waiting {
                     known: false,
                     way: Way::PassedOn,

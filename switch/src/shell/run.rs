@@ -61,6 +61,9 @@ pub fn run(
         }
         shell.tick(now);
         shell.flush(now);
+        if let Some(lost) = shell.tap_lost.take() {
+            return Err(lost);
+        }
         // Nobody reads the reports any more: the switch goes on.
         if let Some(descriptor) = output
             && shell.output.flush(descriptor).is_err()
@@ -114,6 +117,9 @@ struct Shell {
     machines: BTreeMap<PortId, Machine>,
     peers: BTreeMap<PublicKey, Peer>,
     tap: Option<Tap>,
+    /// Why it cannot be used any more: machines of other hosts cannot be reached, and the switch
+    /// ends.
+    tap_lost: Option<ShellError>,
     handshakes: Handshakes,
     listener: TcpListener,
     door: Door,
@@ -153,6 +159,7 @@ impl Shell {
             machines: BTreeMap::new(),
             peers: BTreeMap::new(),
             tap,
+            tap_lost: None,
             handshakes: Handshakes::new(keys).map_err(ShellError::System)?,
             listener,
             door,
@@ -390,11 +397,13 @@ impl Shell {
         }
     }
 
-    fn tap_lost(&mut self, error: &io::Error, now: Instant) {
+    fn lose_tap(&mut self, error: &io::Error) {
         if let Some(tap) = self.tap.take() {
             self.core.remove_peer(tap.port);
-            let sentence = format!("the tap device cannot be used any more: {error}");
-            self.log.say(now, &sentence);
+            self.tap_lost = Some(ShellError::Tap {
+                name: tap.name,
+                why: format!("it is gone: {error}"),
+            });
         }
     }
 
@@ -471,7 +480,7 @@ impl Shell {
             match tap.pass_on(&mut self.core, ms) {
                 Ok(true) => self.flush(now),
                 Ok(false) => return,
-                Err(error) => return self.tap_lost(&error, now),
+                Err(error) => return self.lose_tap(&error),
             }
         }
     }
@@ -502,7 +511,7 @@ impl Shell {
         if let Some(tap) = &mut self.tap
             && let Err(error) = tap.flush(&mut self.core, ms)
         {
-            self.tap_lost(&error, now);
+            self.lose_tap(&error);
         }
         let output = self.peers.iter().filter(|(_, peer)| match &peer.state {
             State::Up(link) => {

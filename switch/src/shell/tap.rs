@@ -25,6 +25,7 @@ const NAME_MAX: usize = 15;
 
 /// Open, and up when it was opened.
 pub struct Tap {
+    pub name: String,
     pub port: PortId,
     file: File,
     input: Box<[u8]>,
@@ -59,6 +60,7 @@ impl Tap {
         let file = attach(name).map_err(|error| failed(refusal(name, error)))?;
         let port = core.add_bridge().map_err(|full| failed(full.to_string()))?;
         Ok(Tap {
+            name: name.to_owned(),
             port,
             file,
             input: vec![0; FRAME_MAX].into(),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 
-use super::cut::{TALK, list_line};
+use super::cut::TALK;
 use super::user::{Launcher, text};
 use super::{BOOT_BOUND, Bench, END_BOUND, Lacks, PROGRAM_BOUND, STEP_BOUND, ep};
 use crate::namespace::{Star, missing};
@@ -35,7 +35,7 @@ pub fn vxlan(bench: &Bench<'_>) -> Result<String> {
     let mut user = bench.user()?;
     user.prefix = star.prefix(0);
     let list = user.folder.join("list");
-    let lines: Result<String> = (1..=4).map(|host| list_line(&star, host)).collect();
+    let lines: Result<String> = (1..=4).map(|host| star.list_line(host)).collect();
     fs::write(&list, lines?)?;
     let (program, size, list) = (user.ep(), LOG_PAIRS.to_string(), list.to_string_lossy());
     let address = Star::address(0);
@@ -95,4 +95,35 @@ pub fn vxlan(bench: &Bench<'_>) -> Result<String> {
     ep::judge(&launcher.output(), LOG_PAIRS, 2)?;
     user.nothing_left(false)?;
     Ok(format!("{:.1} MB over the VXLAN", all as f64 / 1e6))
+}
+
+/// A host whose tap device goes is left.
+pub fn lost(bench: &Bench<'_>) -> Result<String> {
+    if let Some(why) = missing() {
+        bail!(Lacks(why));
+    }
+    let star = Star::new(4)?;
+    star.vxlan(&[1, 2, 3], TAP, MTU)?;
+    let mut user = bench.user()?;
+    user.prefix = star.prefix(0);
+    let list = user.folder.join("list");
+    let lines: Result<String> = (1..=3).map(|host| star.list_line(host)).collect();
+    fs::write(&list, lines?)?;
+    let (program, size, list) = (user.ep(), LOG_PAIRS.to_string(), list.to_string_lossy());
+    let address = Star::address(0);
+    let site = ["--list", &list, "--address", &address, "--tap", TAP];
+    let words = ["--vms", "2", "--hosts", "2", "--", &program, &size];
+    let mut launcher = user.run("c", &[&site[..], &words].concat())?;
+    user.until(&mut launcher, "it runs", BOOT_BOUND, |status| {
+        status.is_running() && status.machines_on("h1") == 1 && status.machines_on("h2") == 1
+    })?;
+    star.remove_tap(2, TAP)?;
+    user.until(&mut launcher, "a move", STEP_BOUND, |status| {
+        let log = status.log();
+        log.contains("h2 has to be left: its switch has ended") && status.machines_on("h3") == 1
+    })?;
+    launcher.must_end(0, PROGRAM_BOUND)?;
+    ep::judge(&launcher.output(), LOG_PAIRS, 2)?;
+    user.nothing_left(false)?;
+    Ok(String::new())
 }

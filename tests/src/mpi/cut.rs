@@ -23,14 +23,6 @@ pub fn long(bench: &Bench<'_>) -> Result<String> {
     cut(bench, Duration::from_secs(20))
 }
 
-/// A line of a list of hosts, for one of a star.
-pub(super) fn list_line(star: &Star, host: usize) -> Result<String> {
-    let words = star.prefix(host).into_iter().map(|word| word.into_string());
-    let words: Result<Vec<String>, _> = words.collect();
-    let words = words.map_err(|word| anyhow::anyhow!("{word:?} is no text"))?;
-    Ok(format!("h{host} {}\n", words.join(" ")))
-}
-
 fn cut(bench: &Bench<'_>, lasts: Duration) -> Result<String> {
     if let Some(why) = missing() {
         bail!(Lacks(why));
@@ -39,7 +31,7 @@ fn cut(bench: &Bench<'_>, lasts: Duration) -> Result<String> {
     let mut user = bench.user()?;
     user.prefix = star.prefix(0);
     let list = user.folder.join("list");
-    fs::write(&list, list_line(&star, 1)? + &list_line(&star, 2)?)?;
+    fs::write(&list, star.list_line(1)? + &star.list_line(2)?)?;
     let (program, size, list) = (user.ep(), LOG_PAIRS.to_string(), list.to_string_lossy());
     let address = Star::address(0);
     let words = [
