@@ -113,6 +113,9 @@ runs on."
     },
     /// Remove what is left of a cluster that has ended
     Forget {
+        /// Its machines are saved: remove them, too
+        #[arg(long)]
+        saved: bool,
         /// The cluster's name
         name: String,
     },
@@ -258,7 +261,7 @@ pub struct MpiRunArgs {
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     pub mpirun: Vec<String>,
     /// The address of this host where reserved hosts reach it [default: every IPv4 address of this
-    /// host]
+    /// host; 127.0.0.1 if all hosts are this one]
     #[arg(long, value_name = "ADDRESS")]
     pub address: Option<IpAddr>,
     /// A tap device that each host has, on a bridge or VXLAN of the site: the network between

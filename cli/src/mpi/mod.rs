@@ -5,14 +5,13 @@ mod program;
 mod status;
 mod top;
 
-use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use weft_mpi::launcher::{self, Changes, Launcher, ListedHost, Options, SiteOptions};
+use weft_mpi::launcher::{self, Changes, HOSTS_MAX, Launcher, ListedHost, Options, SiteOptions};
 use weft_mpi::request::{self, Answer, Request};
 use weft_vcpu::CpuModel;
 
@@ -57,8 +56,8 @@ pub fn run(command: MpiCommand) -> anyhow::Result<ExitCode> {
             let error = launcher::shell(&name, machine, &command.join(" "))?.exec();
             Err(error).context("cannot start dbclient of the image")
         }
-        MpiCommand::Forget { name } => {
-            launcher::forget(&name)?;
+        MpiCommand::Forget { saved, name } => {
+            launcher::forget(&name, saved)?;
             Ok(ExitCode::SUCCESS)
         }
         MpiCommand::Host { token } => {
@@ -125,7 +124,6 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    let is_here = args.on == OnArg::Local && args.list.is_none();
     let cpu = CpuModel::from(args.cpu);
     let options = Options {
         one_machine: args.one_machine,
@@ -152,9 +150,7 @@ fn create(args: MpiRunArgs) -> anyhow::Result<Launcher> {
         with,
         program,
         mpirun: args.mpirun,
-        address: args
-            .address
-            .or(is_here.then_some(Ipv4Addr::LOCALHOST.into())),
+        address: args.address,
         tap: args.tap,
     };
     launcher::create(&name, options, copied)
@@ -187,11 +183,9 @@ fn site(args: &MpiRunArgs) -> anyhow::Result<SiteOptions> {
                 options.is_empty(),
                 "--batch is for --on slurm and --on gridengine"
             );
-            let hosts = args.hosts as usize;
-            let most = args.grow.map_or(hosts, |(count, _)| count.max(hosts));
             Ok(SiteOptions::Local(match &args.list {
                 Some(file) => listed(file)?,
-                None => this_host(most),
+                None => this_host(),
             }))
         }
     }
@@ -235,14 +229,14 @@ fn name_from(program: Option<&String>) -> String {
     }
 }
 
-/// More than are wanted at a time: one is left while another one comes.
-fn this_host(hosts: usize) -> Vec<ListedHost> {
+/// As often as a cluster may have hosts, and more: one is left while another one comes.
+fn this_host() -> Vec<ListedHost> {
     let host = |number| ListedHost {
         name: format!("local-{number}"),
         through: Vec::new(),
         time_max: None,
     };
-    (1..=2 * hosts + 8).map(host).collect()
+    (1..=2 * HOSTS_MAX).map(host).collect()
 }
 
 fn listed(file: &Path) -> anyhow::Result<Vec<ListedHost>> {

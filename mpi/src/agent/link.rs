@@ -72,9 +72,12 @@ impl Dialler {
         let mut channel = handshake::dial_control(stream.into(), keys, &self.token.key, STEP_MAX)?;
         let ours = Hello::here();
         let theirs = hello::exchange(&mut channel, &ours, STEP_MAX)?;
-        hello::check_build(&theirs, &ours)?;
-        let offer = self.services.offer(own, launcher);
-        let offer = offer.map_err(|error| format!("{error:#}"));
+        // A launcher of another build gives the host back.
+        let same = hello::check_build(&theirs, &ours).map_err(|mismatch| mismatch.to_string());
+        let offer = same.and_then(|()| {
+            let offer = self.services.offer(own, launcher);
+            offer.map_err(|error| format!("{error:#}"))
+        });
         channel.send(&Greeting {
             secret: self.token.secret.clone(),
             offer,

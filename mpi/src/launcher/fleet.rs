@@ -134,6 +134,8 @@ pub struct LiveMachine {
     pub rests_until: Option<Instant>,
     /// Since when it should be on its host, and no look of the agent there has shown it yet.
     pub unseen_since: Option<Instant>,
+    /// The last order failed, and when: it may have been carried out nevertheless.
+    pub doubt: Option<(Underway, Instant)>,
     /// Where it was saved.
     pub saved: Option<PathBuf>,
     /// Where it went on from. Of use until the program runs again.
@@ -154,6 +156,15 @@ impl LiveMachine {
         self.nodes.clear();
         self.ready = false;
         self.saved = Some(folder);
+        self.went_on_from = None;
+        self.doubt = None;
+    }
+
+    /// Its agents have shown it there, although they had not said that it went there.
+    pub fn is_found(&mut self, host: HostId) {
+        self.at = Some(host);
+        self.unseen_since = Some(Instant::now());
+        self.doubt = None;
     }
 
     /// Whether it needs the host.

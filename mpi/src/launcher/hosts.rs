@@ -16,6 +16,9 @@ use crate::switch::PeerSwitch;
 
 /// By then an agent has looked at its machines, and has said what it saw.
 const UNSEEN_MAX: Duration = Duration::from_secs(60);
+/// By then it is known where a machine is whose host is gone, or which an order that failed has
+/// taken away.
+const DOUBT_MAX: Duration = Duration::from_secs(20);
 /// How long an agent that was told to end may take, before its job is given back.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A job that was given back may not have ended: the batch system may not have answered.
@@ -141,22 +144,30 @@ impl Launcher {
         }
     }
 
-    /// A machine that its agent has seen, and does not see any more, has ended. One that was never
-    /// seen after it came is given more time: on a busy host a look takes long.
+    /// A machine that its agent has seen, and does not see any more, has ended, unless an order that
+    /// failed has taken it away. One that was never seen after it came is given more time: on a busy
+    /// host a look takes long.
     fn settle(&mut self, id: HostId) {
         let Some(host) = self.fleet.hosts.get(&id) else {
             return;
         };
-        let ended = self.fleet.machines.iter().find(|(machine, live)| {
+        let unseen = self.fleet.machines.iter().filter(|(machine, live)| {
             let unseen = live.unseen_since.map(|since| since.elapsed());
             live.at == Some(id)
                 && live.task.is_none()
                 && unseen.is_none_or(|unseen| unseen > UNSEEN_MAX)
                 && host.sees(**machine) == Some(false)
         });
-        if let Some(machine) = ended.map(|(machine, _)| *machine) {
-            let name = self.fleet.name(id);
-            self.lose(machine, &format!("it ended on {name}"));
+        let unheard = unseen.map(|(machine, live)| match &live.doubt {
+            Some((underway, since)) => (*machine, self.unheard(*machine, underway, *since)),
+            None => (*machine, Unheard::Lost),
+        });
+        let name = self.fleet.name(id);
+        for (machine, unheard) in unheard.collect::<Vec<_>>() {
+            match unheard {
+                Unheard::Lost => self.lose(machine, &format!("it ended on {name}")),
+                unheard => drop(self.complete(machine, &name, unheard)),
+            }
         }
     }
 
@@ -252,60 +263,95 @@ impl Launcher {
         for id in gone {
             self.forget(id);
         }
+        let nowhere = self.fleet.machines.iter().find(|(_, live)| {
+            let at = live.at.filter(|at| !self.fleet.hosts.contains_key(at));
+            live.task.is_none() && at.is_some()
+        });
+        // It came there when the host was known to be gone.
+        if let Some((&machine, _)) = nowhere {
+            self.lose(machine, "its host is gone");
+        }
     }
 
     /// A host is gone. Moves from there, and saves there, may have ended without the launcher
     /// hearing it, as while no launcher was there. False while it is not known of all.
     fn complete_unheard(&mut self, id: HostId) -> bool {
         let gone = self.fleet.name(id);
-        let underway = self.fleet.machines.iter().filter_map(|(machine, live)| {
-            let underway = live.task.as_ref().filter(|_| live.at == Some(id))?;
-            Some((*machine, self.unheard(*machine, underway)))
+        let host = self.fleet.hosts.get(&id);
+        let ended = host.and_then(|host| Some(host.ended.as_ref()?.1));
+        let ended = ended.unwrap_or_else(Instant::now);
+        let machines = self.fleet.machines.iter();
+        let there = machines.filter(|(_, live)| live.at == Some(id));
+        let underway = there.filter_map(|(machine, live)| {
+            let (underway, since) = match (&live.task, &live.doubt) {
+                (Some(underway), _) => (underway, ended),
+                (None, Some((underway, since))) => (underway, *since),
+                (None, None) => return None,
+            };
+            Some((*machine, self.unheard(*machine, underway, since)))
         });
         let mut is_known = true;
         for (machine, unheard) in underway.collect::<Vec<_>>() {
-            let name = network::name(machine.0);
-            let Some(live) = self.fleet.machines.get_mut(&machine) else {
-                continue;
-            };
-            let sentence = match unheard {
-                Unheard::Lost => continue,
-                Unheard::NotKnown => {
-                    is_known = false;
-                    format!(
-                        "{gone} is gone, and whether {name} had left is known when the agent of \
-                         the host answers where it moved to"
-                    )
-                }
-                Unheard::Moved(to) => {
-                    live.at = Some(to);
-                    live.unseen_since = Some(Instant::now());
-                    live.task = None;
-                    format!("{name} had left {gone} before that was gone")
-                }
-                Unheard::Saved(folder) => {
-                    live.is_in(folder);
-                    live.task = None;
-                    format!("{name} had been saved before {gone} was gone")
-                }
-            };
-            self.say_once(&sentence);
+            is_known &= self.complete(machine, &gone, unheard);
         }
         is_known
     }
 
-    fn unheard(&self, machine: MachineId, underway: &Underway) -> Unheard {
+    /// False if it is not known yet. `from`: the host that has the machine no more.
+    fn complete(&mut self, machine: MachineId, from: &str, unheard: Unheard) -> bool {
+        let name = network::name(machine.0);
+        let Some(live) = self.fleet.machines.get_mut(&machine) else {
+            return true;
+        };
+        let is_known = !matches!(unheard, Unheard::NotKnown);
+        let sentence = match unheard {
+            Unheard::Lost => return true,
+            Unheard::NotKnown => format!(
+                "{name} is not on {from} any more, and whether it had left is known when the agent \
+                 of the host answers where it moved to"
+            ),
+            Unheard::Moved(to) => {
+                live.is_found(to);
+                live.task = None;
+                format!("{name} had left {from}, and is on {}", self.fleet.name(to))
+            }
+            Unheard::Saved(folder) => {
+                live.is_in(folder);
+                live.task = None;
+                format!("{name} had been saved on {from}")
+            }
+        };
+        self.say_once(&sentence);
+        is_known
+    }
+
+    /// `since`: when its host was gone, or the order failed.
+    fn unheard(&self, machine: MachineId, underway: &Underway, since: Instant) -> Unheard {
         match (&underway.task, underway.to) {
             (Task::Move { .. }, Some(to)) => {
+                let at = self.fleet.machines.get(&machine).and_then(|live| live.at);
+                let sees = |id: &HostId| {
+                    let host = self.fleet.hosts.get(id).filter(|_| at != Some(*id));
+                    host.is_some_and(|host| host.sees(machine) == Some(true))
+                };
+                // An earlier order may have taken it to another one.
+                let mut all = std::iter::once(&to).chain(self.fleet.hosts.keys());
+                if let Some(seen) = all.find(|id| sees(id)) {
+                    return Unheard::Moved(*seen);
+                }
                 let host = self.fleet.hosts.get(&to);
-                let may_say = host.is_some_and(|host| host.ended.is_none());
-                match host.and_then(|host| host.sees(machine)) {
-                    Some(true) => Unheard::Moved(to),
-                    None if may_say => Unheard::NotKnown,
+                let host = host.filter(|host| host.ended.is_none());
+                match host.map(|host| host.sees(machine)) {
+                    Some(None) => Unheard::NotKnown,
+                    // What it has said may be older than the move.
+                    Some(Some(_)) if since.elapsed() < DOUBT_MAX => Unheard::NotKnown,
                     _ => Unheard::Lost,
                 }
             }
-            (Task::Save { folder, .. }, _) if Set::open(folder).is_ok() => {
+            // Later it may have gone on, and the files are not what it was.
+            (Task::Save { folder, .. }, _)
+                if since.elapsed() < DOUBT_MAX && Set::open(folder).is_ok() =>
+            {
                 Unheard::Saved(folder.clone())
             }
             _ => Unheard::Lost,

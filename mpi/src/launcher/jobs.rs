@@ -14,6 +14,9 @@ use super::record::Phase;
 use super::site::{Ask, Refusal};
 use crate::token::{self, Token};
 
+/// Reservations at a time: hosts, and some that come before others go. A switch has 64 peers:
+/// those of the other hosts, of the launcher, and a bridge.
+const AT_ONCE_MAX: usize = super::HOSTS_MAX + 3;
 /// A reservation is of use if it lasts this many moves: to it, from it, and the time between.
 const TIMES_WORTH: u32 = 4;
 /// After the batch system has refused a host.
@@ -31,7 +34,14 @@ const WARNING: Duration = Duration::from_secs(60);
 impl Launcher {
     /// Asks for one more host.
     pub(super) fn ask(&mut self) {
-        if Instant::now() < self.asks_at || self.fleet.hosts.len() >= super::HOSTS_MAX {
+        if Instant::now() < self.asks_at {
+            return;
+        }
+        let hosts = self.fleet.hosts.values();
+        if hosts.filter(|host| host.closing.is_none()).count() >= AT_ONCE_MAX {
+            self.say_once(&format!(
+                "no more hosts are asked for: {AT_ONCE_MAX} are there or were asked for"
+            ));
             return;
         }
         let needed = self.rules.margin + self.longest_move() * TIMES_WORTH;
@@ -183,7 +193,11 @@ impl Launcher {
     pub(super) fn asked(&mut self, id: HostId, result: Result<JobId, Refusal>) {
         match result {
             Ok(job) => match self.fleet.hosts.get_mut(&id) {
-                Some(host) => host.job = Some(job),
+                Some(host) => {
+                    host.job = Some(job);
+                    // A list that was sent meanwhile lacks it.
+                    self.watch();
+                }
                 None => drop(self.site.send(Ask::GiveBack(job))),
             },
             Err(Refusal { why, is_lasting }) => {

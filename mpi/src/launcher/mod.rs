@@ -138,6 +138,8 @@ pub struct Launcher {
     ending: Option<Ending>,
     /// Its exit code, not zero, and when it ended.
     program_failed: Option<(u8, Instant)>,
+    /// Why not all of its output was written to this launcher's.
+    unshown: Option<String>,
 }
 
 impl Launcher {
@@ -251,6 +253,7 @@ impl Launcher {
             host: live.at.map(|at| at.0),
             nodes: live.nodes.iter().map(|(id, node)| (id.0, *node)).collect(),
             saved: live.saved.clone(),
+            went_on_from: live.went_on_from.clone(),
             order: live.task.as_ref().map(|underway| record::OrderRecord {
                 number: underway.order,
                 task: underway.task.clone(),

@@ -1,7 +1,7 @@
 //! What a cluster is asked to be.
 
 use std::ffi::OsString;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ pub struct Options {
     pub program: Vec<String>,
     /// Arguments for `mpirun`.
     pub mpirun: Vec<String>,
-    /// Where hosts reach the launcher; `None`: at every address of this host.
+    /// Where hosts reach the launcher; `None`: see [`Options::listens_at`].
     pub address: Option<IpAddr>,
     /// A tap device of each host, on a bridge of the site: the machines' network between hosts.
     #[serde(default)]
@@ -101,12 +101,17 @@ pub struct ListedHost {
 
 impl Options {
     /// # Errors
-    /// One machine has fewer vCPUs than hosts, reservations are too short, or machines too small.
+    /// Two options contradict each other, one machine has fewer vCPUs than hosts, reservations are
+    /// too short, or machines too small.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         let most = self
             .grow
             .map_or(self.hosts, |(count, _)| count.max(self.hosts));
         self.check_hosts(most)?;
+        ensure!(
+            self.adaptive || (self.save_to.is_none() && self.grow.is_none()),
+            "--static has machines stay on the hosts that they begin on: without --grow and --save-to"
+        );
         ensure!(
             self.time >= self.margin + LEAST_TIME,
             "--time {} ({} s) is too short: machines need {} s to boot, and a host is left \
@@ -136,6 +141,17 @@ impl Options {
             self.cpus,
         );
         Ok(())
+    }
+
+    /// Where the launcher listens, if not at every address of this host. All hosts may be this
+    /// one.
+    pub fn listens_at(&self) -> Option<IpAddr> {
+        let is_here = match &self.site {
+            SiteOptions::Local(hosts) => hosts.iter().all(|host| host.through.is_empty()),
+            SiteOptions::Slurm { .. } | SiteOptions::GridEngine { .. } => false,
+        };
+        self.address
+            .or(is_here.then_some(Ipv4Addr::LOCALHOST.into()))
     }
 
     /// What a machine takes of a host's memory, at most: its monitor lends with these bounds, too

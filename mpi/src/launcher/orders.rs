@@ -162,9 +162,14 @@ impl Launcher {
             Ok(outcome) => outcome,
             Err(why) => {
                 live.rests_until = Some(Instant::now() + REST);
-                return self.failed(machine, &underway, &why);
+                self.failed(machine, &underway, &why);
+                if let Some(live) = self.fleet.machines.get_mut(&machine) {
+                    live.doubt = Some((underway, Instant::now()));
+                }
+                return;
             }
         };
+        live.doubt = None;
         // A look of its agents at their machines will show it.
         live.unseen_since = Some(Instant::now());
         match &underway.task {

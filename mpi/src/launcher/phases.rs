@@ -250,6 +250,9 @@ impl Launcher {
         }
         if all_are_placed && self.fleet.machines.values().all(|live| live.ready) {
             self.record.phase = Phase::Running;
+            // From now on others hear of what they do.
+            let machines = self.fleet.machines.values_mut();
+            machines.for_each(|live| live.went_on_from = None);
             let seconds = self.epoch.elapsed().as_secs_f64();
             self.say(&format!("all machines are ready after {seconds:.1} s"));
         }
@@ -331,7 +334,8 @@ impl Launcher {
                 let why = format!("{name} did not boot: its ssh server does not answer: {why}");
                 self.end(EXIT_NOT_STARTED, &why);
             }
-            ProgramEvent::Ended(code) => {
+            ProgramEvent::Ended { code, unshown } => {
+                self.unshown = unshown;
                 let seconds = self.epoch.elapsed().as_secs_f64();
                 let moves = self.record.moves;
                 self.say(&format!(
@@ -404,7 +408,9 @@ impl Launcher {
         self.ending = Some(Ending {
             code,
             since: Instant::now(),
-            keeps: is_saved || matches!(code, EXIT_LOST | EXIT_NOT_STARTED),
+            keeps: is_saved
+                || self.unshown.is_some()
+                || matches!(code, EXIT_LOST | EXIT_NOT_STARTED),
         });
         if !is_saved {
             self.record.code = Some(code);
@@ -483,7 +489,7 @@ impl Launcher {
         // Without a job nothing was written that a user could look at.
         let has_logs = || self.folder.has_logs();
         if !keeps {
-            for saved in &self.record.used_saves {
+            for saved in self.record.saved_files() {
                 // It may have been removed by hand.
                 let _ = std::fs::remove_dir_all(saved);
             }
@@ -496,8 +502,16 @@ impl Launcher {
             self.written = Some(self.record.clone());
         } else if !self.is_in(Phase::Saved) {
             let logs = self.folder.file("job-*.log");
+            if let Some(why) = self.unshown.take() {
+                let output = self.folder.file("stdout");
+                self.say(&format!(
+                    "the program's output could not all be written here ({why}): all of it is in \
+                     {} and beside it, in stderr",
+                    output.display()
+                ));
+            }
             self.say(&format!(
-                "the logs of its jobs are {}; `weft mpi forget {name}` removes them",
+                "the logs of its jobs are {}; `weft mpi forget {name}` removes what is left",
                 logs.display()
             ));
         }

@@ -5,7 +5,7 @@
 //! again, and no byte is lost or shown twice.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -51,7 +51,11 @@ pub enum ProgramEvent {
     Ready(MachineId),
     /// It never did.
     NotReady(MachineId, String),
-    Ended(u8),
+    Ended {
+        code: u8,
+        /// Why not all of its output was written to the launcher's own.
+        unshown: Option<String>,
+    },
     /// The machine with its output has not answered for a while; it is asked again.
     Unreachable(String),
     /// It could not be started.
@@ -208,7 +212,7 @@ pub fn follow(
     let work = move || {
         let event =
             match start(&shell, &command, &events).and_then(|()| fetch(&shell, &folder, &events)) {
-                Ok(code) => ProgramEvent::Ended(code),
+                Ok((code, unshown)) => ProgramEvent::Ended { code, unshown },
                 Err(error) => ProgramEvent::Failed(format!("{error:#}")),
             };
         // The launcher may have ended.
@@ -255,9 +259,15 @@ fn start(shell: &Shell, command: &str, events: &Sender<Event>) -> anyhow::Result
     persist(events, || shell.run(0, &script, None, SHORT_MAX)).map(drop)
 }
 
-/// Shows the output, and keeps it in the cluster's folder, until the program has ended.
-fn fetch(shell: &Shell, folder: &Folder, events: &Sender<Event>) -> anyhow::Result<u8> {
-    persist(events, || {
+/// Shows the output, and keeps it in the cluster's folder, until the program has ended: its exit
+/// code, and why not all was shown.
+fn fetch(
+    shell: &Shell,
+    folder: &Folder,
+    events: &Sender<Event>,
+) -> anyhow::Result<(u8, Option<String>)> {
+    let mut unshown = None;
+    let code = persist(events, || {
         let mut sinks = Sinks {
             out: Sink::open(&folder.file("stdout"), io::stdout())?,
             err: Sink::open(&folder.file("stderr"), io::stderr())?,
@@ -272,10 +282,12 @@ fn fetch(shell: &Shell, folder: &Folder, events: &Sender<Event>) -> anyhow::Resu
             .context("cannot start dbclient of the image")?;
         let output = child.stdout.take().context("dbclient has no pipe")?;
         let result = sinks.take(BufReader::new(output));
+        unshown = unshown.take().or(sinks.out.unshown).or(sinks.err.unshown);
         let _ = child.kill();
         child.wait()?;
         result
-    })
+    })?;
+    Ok((code, unshown))
 }
 
 /// A script that writes what is new in both files, again and again, and once more after the exit
@@ -324,6 +336,8 @@ struct Sink<W> {
     file: File,
     length: u64,
     shown: W,
+    /// Why not all was shown, unless its reader has gone.
+    unshown: Option<String>,
 }
 
 impl<W: Write> Sink<W> {
@@ -336,6 +350,7 @@ impl<W: Write> Sink<W> {
             file,
             length,
             shown,
+            unshown: None,
         })
     }
 
@@ -348,9 +363,13 @@ impl<W: Write> Sink<W> {
             self.file.write_all(&buffer[..got])?;
             self.length += got as u64;
             count -= got as u64;
-            // Its reader may be gone; the file has it.
-            let _ = self.shown.write_all(&buffer[..got]);
-            let _ = self.shown.flush();
+            let shown = self.shown.write_all(&buffer[..got]);
+            match shown.and_then(|()| self.shown.flush()) {
+                Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                    self.unshown.get_or_insert(error.to_string());
+                }
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -407,6 +426,22 @@ mod tests {
         assert_eq!(rest.err.shown, b"oh");
         assert_eq!(fs::read(folder.join("stdout")).unwrap(), b"first\nsecond\n");
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn output_that_cannot_be_shown_is_kept_and_said() {
+        let path = std::env::temp_dir().join(format!("weft-unshown-{}", std::process::id()));
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut sink = Sink::open(&path, full).unwrap();
+        sink.take(&mut &b"abc"[..], 3).unwrap();
+        assert!(sink.unshown.unwrap().contains("No space left"));
+        assert_eq!(fs::read(&path).unwrap(), b"abc");
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut sink = Sink::open(&path, writer).unwrap();
+        sink.take(&mut &b"def"[..], 3).unwrap();
+        assert_eq!(sink.unshown, None, "its reader wanted no more");
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]

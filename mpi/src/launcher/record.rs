@@ -92,6 +92,9 @@ pub struct MachineRecord {
     pub nodes: BTreeMap<u32, usize>,
     /// Where it was saved; then it is on no host.
     pub saved: Option<PathBuf>,
+    /// Where it went on from: nothing is lost before the program runs again.
+    #[serde(default)]
+    pub went_on_from: Option<PathBuf>,
     /// What an agent does with it, as far as is known.
     pub order: Option<OrderRecord>,
 }
@@ -124,6 +127,7 @@ impl Record {
             host: None,
             nodes: BTreeMap::new(),
             saved: None,
+            went_on_from: None,
             order: None,
         };
         Record {
@@ -154,6 +158,13 @@ impl Record {
     /// From now on the launcher is on this host, and listens there.
     pub fn is_here(&mut self, port: u16) {
         (self.host, self.port) = (this_host(), port);
+    }
+
+    /// Where its machines are saved, and were saved before.
+    pub fn saved_files(&self) -> Vec<PathBuf> {
+        let now = self.machines.iter();
+        let now = now.filter_map(|machine| machine.saved.clone());
+        now.chain(self.used_saves.clone()).collect()
     }
 
     /// Since its first launcher started.

@@ -77,7 +77,7 @@ impl Launcher {
             Request::Release(name) => self.release(&name),
             Request::Exit => {
                 let answer = match self.can_stay_saved() {
-                    true => "its machines stay saved, and `weft mpi forget` gives them up",
+                    true => "its machines stay saved, and `weft mpi forget --saved` gives them up",
                     false => "the cluster ends",
                 };
                 // Without a program nothing was cut short.
@@ -105,10 +105,8 @@ impl Launcher {
         if !(1..=HOSTS_MAX).contains(&count) {
             return Answer::Refused(format!("a cluster has 1 to {HOSTS_MAX} hosts, not {count}"));
         }
-        if !self.record.options.adaptive {
-            return Answer::Refused(
-                "the cluster was started with --static: it stays as it is".into(),
-            );
+        if let Err(why) = self.check_adaptive() {
+            return Answer::Refused(why);
         }
         if let Err(error) = self.record.options.check_hosts(count) {
             return Answer::Refused(error.to_string());
@@ -126,6 +124,13 @@ impl Launcher {
         };
         self.say(&sentence);
         Answer::Done(sentence)
+    }
+
+    fn check_adaptive(&self) -> Result<(), String> {
+        match self.record.options.adaptive {
+            true => Ok(()),
+            false => Err("the cluster was started with --static: it stays as it is".into()),
+        }
     }
 
     /// Jobs whose hosts have not come stay for as long as they would be asked for again.
@@ -160,6 +165,9 @@ impl Launcher {
     }
 
     fn release(&mut self, name: &str) -> Answer {
+        if let Err(why) = self.check_adaptive() {
+            return Answer::Refused(why);
+        }
         let id = match self.named(name) {
             Ok(id) => id,
             Err(why) => return Answer::Refused(why),

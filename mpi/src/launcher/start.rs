@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -60,7 +61,7 @@ fn begin(folder: &Folder, options: Options, program: Option<PathBuf>) -> anyhow:
     archive::make(&options.image, folder, program.as_deref(), &options.with)?;
     know_machines(folder, options.machines)?;
     keys::save(&keys::generate()?, &folder.file(KEY_FILE))?;
-    let listener = listen(options.address, 0)?;
+    let listener = listen(options.listens_at(), 0)?;
     let record = Record::new(options, listener.local_addr()?.port());
     open(folder, lock, record, listener)
 }
@@ -84,7 +85,7 @@ pub fn attach(name: &str) -> anyhow::Result<Launcher> {
              attach {name}` on {host}"
         );
     }
-    let listener = listen(record.options.address, record.port).with_context(|| {
+    let listener = listen(record.options.listens_at(), record.port).with_context(|| {
         format!("the hosts of {name} look for its launcher there, and another process has it")
     })?;
     open(&folder, lock, record, listener)
@@ -114,16 +115,16 @@ pub fn resume(name: &str, changes: Changes) -> anyhow::Result<Launcher> {
     changes.apply(&mut record)?;
     record.phase = Phase::Gathering;
     // No host knows an earlier launcher's address any more.
-    let listener = listen(record.options.address, 0)?;
+    let listener = listen(record.options.listens_at(), 0)?;
     record.is_here(listener.local_addr()?.port());
     open(&folder, lock, record, listener)
 }
 
-/// Removes what is left of a cluster that has ended.
+/// Removes what is left of a cluster that has ended; with `saved` also machines that are saved.
 ///
 /// # Errors
-/// No such cluster exists, its launcher lives, or hosts may be left.
-pub fn forget(name: &str) -> anyhow::Result<()> {
+/// No such cluster exists, its launcher lives, hosts may be left, or machines are saved.
+pub fn forget(name: &str, saved: bool) -> anyhow::Result<()> {
     let folder = Folder::of(name)?;
     let _lock = folder.lock()?;
     // One that cannot be read had nothing, or is of another version.
@@ -133,8 +134,32 @@ pub fn forget(name: &str) -> anyhow::Result<()> {
             "the batch system has hosts for {name} still: `weft mpi attach {name}` and \
              `weft mpi exit {name}` give them back"
         );
+        let files = record.saved_files();
+        ensure!(
+            saved || record.phase != Phase::Saved,
+            "the machines of {name} are saved in {}: `weft mpi resume {name}` goes on with them, \
+             `weft mpi forget --saved {name}` removes them",
+            files
+                .first()
+                .map_or("", |file| file.to_str().unwrap_or_default())
+        );
+        if record.phase == Phase::Saved {
+            for file in files {
+                remove(&file)?;
+            }
+        }
     }
     folder.remove()
+}
+
+/// The files of a machine, if they are there.
+fn remove(saved: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_dir_all(saved) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", saved.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Where the launcher of a cluster answers.
@@ -177,7 +202,7 @@ fn listen(address: Option<IpAddr>, port: u16) -> anyhow::Result<TcpListener> {
 
 /// Where agents may reach this host, the most probable first.
 fn addresses(options: &Options, port: u16) -> anyhow::Result<Vec<String>> {
-    if let Some(address) = options.address {
+    if let Some(address) = options.listens_at() {
         return Ok(vec![SocketAddr::new(address, port).to_string()]);
     }
     let interfaces = getifaddrs().context("cannot list the addresses of this host")?;
@@ -259,6 +284,7 @@ fn open(
         interrupts: 0,
         ending: None,
         program_failed: None,
+        unshown: None,
         record,
     })
 }
@@ -327,6 +353,7 @@ fn fleet(record: &Record, folder: &Folder, guests: &Guests) -> Fleet {
             .map(|(host, node)| (HostId(*host), *node))
             .collect(),
         saved: machine.saved.clone(),
+        went_on_from: machine.went_on_from.clone(),
         task: machine.order.as_ref().map(|order| Underway {
             order: order.number,
             task: order.task.clone(),

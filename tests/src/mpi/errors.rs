@@ -46,6 +46,10 @@ fn before_the_start(user: &User) -> Result<()> {
     )?;
     refused(&["--batch=-p", "--", &program], "--batch is for --on slurm")?;
     refused(
+        &["--static", "--grow", "2@9", "--", &program],
+        "--static has machines stay on the hosts that they begin on",
+    )?;
+    refused(
         &["--on", "slurm", "--list", "x", "--", &program],
         "--list is for --on local",
     )?;

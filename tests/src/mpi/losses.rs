@@ -16,6 +16,7 @@ use super::{BOOT_BOUND, Bench, END_BOUND, PROGRAM_BOUND, STEP_BOUND, ep, process
 
 /// On two processors some 20 s.
 const LOG_PAIRS: u32 = 29;
+const LONG_LOG_PAIRS: u32 = 31;
 /// A new launcher gives machines a minute to be seen.
 const UNSEEN_BOUND: Duration = Duration::from_secs(150);
 
@@ -110,6 +111,53 @@ pub fn moved(bench: &Bench<'_>) -> Result<String> {
     Ok(String::from(if was_heard { "it was heard" } else { "" }))
 }
 
+/// Commands that move a machine are killed, at any moment of the move: the machine has stayed, or
+/// is found where it went.
+pub fn commands(bench: &Bench<'_>) -> Result<String> {
+    const MOVES: usize = 6;
+    let user = bench.user()?;
+    let (program, size) = (user.ep(), LONG_LOG_PAIRS.to_string());
+    let words = ["--hosts", "2", "--vms", "1", "--", &program, &size];
+    let mut launcher = user.run("c", &words)?;
+    let mut random = bench.random.clone();
+    let mut found = 0;
+    for _ in 0..MOVES {
+        let status = user.until(&mut launcher, "it runs", BOOT_BOUND, |status| {
+            status.is_running() && status.hosts().len() == 2 && !status.is_moving()
+        })?;
+        let hosts = status.hosts().into_iter().map(str::to_owned);
+        let host = hosts.into_iter().find(|host| status.machines_on(host) == 1);
+        let host = host.context("it is nowhere")?;
+        user.must(&["release", &host])?;
+        let begun = Instant::now();
+        let command = loop {
+            let pids = processes::tagged_pids(&user.tag).into_iter();
+            let mut moving = pids.filter(|pid| processes::command_line(*pid).contains(" migrate "));
+            if let Some(pid) = moving.next() {
+                break Some(pid);
+            }
+            // One that was quick is not seen.
+            let has_moved = user.status("c")?.machines_on(&host) == 0;
+            if has_moved {
+                break None;
+            }
+            ensure!(begun.elapsed() < STEP_BOUND, "it does not move");
+        };
+        thread::sleep(Duration::from_millis(random.below(700)));
+        // It may have ended by now.
+        let _ = command.map(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL));
+        user.until(&mut launcher, "a move", STEP_BOUND, |status| {
+            let mut hosts = status.hosts().into_iter();
+            hosts.any(|other| other != host && status.machines_on(other) == 1)
+        })?;
+        found = launcher.errors().matches("vm-0 had left ").count();
+    }
+    launcher.must_end(0, PROGRAM_BOUND)?;
+    ep::judge(&launcher.output(), LONG_LOG_PAIRS, 1)?;
+    user.nothing_left(false)?;
+    Ok(format!("{found} of {MOVES} were found elsewhere"))
+}
+
 /// The state of the only machine of an agent, by the agent's folder; `None`: it has none.
 fn machine_on(user: &User, folder: &str) -> Option<serde_json::Value> {
     let mut list = user.command(&user.weft);
@@ -156,8 +204,10 @@ pub fn saved(bench: &Bench<'_>) -> Result<String> {
     }
     let mut second = user.launch("c", &["attach", "c"])?;
     second.must_end(121, END_BOUND)?;
-    second.says("vm-0 had been saved before ")?;
-    user.must(&["forget", "c"])?;
+    second.says("vm-0 had been saved on ")?;
+    // Saved machines are not given up by accident.
+    user.refused(&["forget", "c"], 1, "are saved in ")?;
+    user.must(&["forget", "--saved", "c"])?;
     user.no_process_left()?;
     Ok(String::new())
 }

@@ -74,7 +74,7 @@ struct Bench<'a> {
 struct Lacks(String);
 
 /// With whether they run only with `--long`, or by their name. What runs always takes a minute and a half.
-const CHECKS: [(&str, bool, Check); 33] = [
+const CHECKS: [(&str, bool, Check); 35] = [
     ("mpi: grows, shrinks, releases", false, local::life),
     ("mpi: the program's exit code", false, local::exit_code),
     ("mpi: launcher killed at some moment", true, launcher::any),
@@ -104,6 +104,7 @@ const CHECKS: [(&str, bool, Check); 33] = [
     ),
     ("mpi: a move that no launcher heard", true, losses::moved),
     ("mpi: a save that no launcher heard", true, losses::saved),
+    ("mpi: commands of moves killed", true, losses::commands),
     ("mpi: switches killed", true, losses::switch),
     ("mpi: saved and resumed", true, saves::resume),
     ("mpi: no room to save", true, saves::full),
@@ -112,6 +113,7 @@ const CHECKS: [(&str, bool, Check); 33] = [
     ("mpi: a cable cut for 2 s", true, cut::short),
     ("mpi: a cable cut for 20 s", true, cut::long),
     ("mpi: over a VXLAN of the site", false, bridge::vxlan),
+    ("mpi: a tap device that goes", true, bridge::lost),
     ("mpi: Slurm", true, sites::slurm),
     ("mpi: with Slurm's server killed", true, sites::slurm_more),
     (
