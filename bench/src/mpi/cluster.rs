@@ -1,5 +1,6 @@
 //! One run of `weft mpi run`, with what is asked of it meanwhile.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{JoinHandle, sleep, spawn};
@@ -8,12 +9,60 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use weft_tests::boot::Images;
+use weft_tests::namespace::Star;
 
 use crate::program::Place;
 
 /// A run that takes longer has failed.
 const BOUND: Duration = Duration::from_secs(1800);
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Where a cluster runs.
+pub struct Hosts {
+    /// The list of hosts, a line for each.
+    pub list: String,
+    /// The launcher's, which hosts reach.
+    pub address: String,
+    /// What runs the launcher where it has that address.
+    pub prefix: Vec<OsString>,
+}
+
+impl Hosts {
+    /// On this host: the lines of the list are given.
+    fn local(lines: impl Iterator<Item = String>) -> Hosts {
+        Hosts {
+            list: lines.map(|line| line + "\n").collect(),
+            address: "127.0.0.1".into(),
+            prefix: Vec::new(),
+        }
+    }
+
+    /// One processor each, as many as there are.
+    pub fn processors(count: usize) -> Result<Hosts> {
+        let all = std::thread::available_parallelism()?.get();
+        ensure!(
+            all >= count,
+            "{count} processors are needed, and {all} are here"
+        );
+        let lines = (0..count).map(|cpu| format!("cpu{cpu} taskset -c {cpu}"));
+        Ok(Hosts::local(lines))
+    }
+
+    /// This host, several times.
+    pub fn here(count: usize) -> Hosts {
+        Hosts::local((0..count).map(|number| format!("here{number}")))
+    }
+
+    /// Namespaces of a star but the first, which has the launcher.
+    pub fn of_star(star: &Star, count: usize) -> Result<Hosts> {
+        let lines: Result<String> = (1..=count).map(|host| star.list_line(host)).collect();
+        Ok(Hosts {
+            list: lines?,
+            address: Star::address(0),
+            prefix: star.prefix(0),
+        })
+    }
+}
 
 /// A cluster that runs.
 pub struct Cluster {
@@ -32,26 +81,23 @@ pub struct Said {
 }
 
 impl Cluster {
-    /// `options` and the program after ` -- `, split at spaces. `hosts`: the lines of the list.
-    pub fn start(
-        place: &Place,
-        images: &Images,
-        hosts: &[String],
-        options: &str,
-    ) -> Result<Cluster> {
+    /// `options` and the program after ` -- `, split at spaces.
+    pub fn start(place: &Place, images: &Images, hosts: &Hosts, options: &str) -> Result<Cluster> {
         // Short: a socket's path has 107 bytes.
         let folder = std::env::temp_dir().join(format!("weft-m{}", std::process::id()));
         std::fs::create_dir_all(folder.join("run"))?;
         let list = folder.join("hosts");
-        std::fs::write(&list, hosts.join("\n") + "\n")?;
+        std::fs::write(&list, &hosts.list)?;
         let image = images.folder.join("mpi/root.cpio");
         ensure!(
             image.exists(),
             "{} is missing: `make guest-mpi`",
             image.display()
         );
-        let mut launcher = command(&place.weft, &folder)
-            .args(["run", "--name", "bench", "--address", "127.0.0.1", "--list"])
+        let mut launcher = command(&hosts.prefix, &place.weft, &folder)
+            .args(["run", "--name", "bench", "--address"])
+            .arg(&hosts.address)
+            .arg("--list")
             .arg(&list)
             .arg("--image")
             .arg(std::fs::canonicalize(&images.folder)?)
@@ -74,7 +120,9 @@ impl Cluster {
 
     /// `weft mpi …`.
     pub fn ask(&self, words: &[&str]) -> Result<String> {
-        let asked = command(&self.weft, &self.folder).args(words).output()?;
+        let asked = command(&[], &self.weft, &self.folder)
+            .args(words)
+            .output()?;
         let said = String::from_utf8_lossy(&asked.stderr).into_owned();
         ensure!(
             asked.status.success(),
@@ -178,9 +226,14 @@ pub fn number_after(text: &str, words: &str) -> Option<f64> {
     rest[..end.unwrap_or(rest.len())].parse().ok()
 }
 
-fn command(weft: &Path, folder: &Path) -> Command {
-    let mut command = Command::new(weft);
+fn command(prefix: &[OsString], weft: &Path, folder: &Path) -> Command {
+    let mut words = prefix
+        .iter()
+        .map(OsString::as_os_str)
+        .chain([weft.as_os_str()]);
+    let mut command = Command::new(words.next().unwrap_or_default());
     command
+        .args(words)
         .arg("mpi")
         .env("XDG_RUNTIME_DIR", folder.join("run"))
         .env("XDG_STATE_HOME", folder.join("state"));
@@ -194,23 +247,6 @@ fn read(from: Option<impl std::io::Read + Send + 'static>) -> JoinHandle<String>
         let _ = from.map(|mut from| from.read_to_end(&mut bytes));
         String::from_utf8_lossy(&bytes).into_owned()
     })
-}
-
-/// Hosts that are one processor each, as many as there are.
-pub fn processors(count: usize) -> Result<Vec<String>> {
-    let all = std::thread::available_parallelism()?.get();
-    ensure!(
-        all >= count,
-        "{count} processors are needed, and {all} are here"
-    );
-    Ok((0..count)
-        .map(|cpu| format!("cpu{cpu} taskset -c {cpu}"))
-        .collect())
-}
-
-/// This host, several times.
-pub fn here(count: usize) -> Vec<String> {
-    (0..count).map(|number| format!("here{number}")).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use weft_tests::boot::Images;
 
-use super::cluster::{Cluster, processors};
+use super::cluster::{Cluster, Hosts};
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
@@ -79,7 +79,7 @@ pub fn gain(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     for _ in 0..repeat {
         for (number, program) in PROGRAMS.iter().enumerate() {
             for (way, (name, options, hosts)) in WAYS.iter().enumerate() {
-                let hosts = processors(*hosts)?;
+                let hosts = Hosts::processors(*hosts)?;
                 let grow = match *name {
                     "grown" => format!("--grow {MANY}@{GROWS_AFTER_S}"),
                     _ => String::new(),

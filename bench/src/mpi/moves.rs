@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use weft_tests::boot::Images;
 
-use super::cluster::{Cluster, here};
+use super::cluster::{Cluster, Hosts};
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
@@ -76,7 +76,7 @@ fn row(name: &str, moves: &[(f64, f64)], share: Option<f64>, goal: Goal) -> Vec<
 /// Two hosts with a machine each; one of them is released again and again.
 fn one_by_one(place: &Place, images: &Images) -> Result<Vec<(f64, f64)>> {
     let options = "--vms 2 --memory 128M --time 120 --margin 5 --hosts 2 -- ep 36";
-    let mut cluster = Cluster::start(place, images, &here(8), options)?;
+    let mut cluster = Cluster::start(place, images, &Hosts::here(8), options)?;
     let begun = Instant::now();
     loop {
         let status = cluster.until("all machines are at rest", |status| {
@@ -103,7 +103,7 @@ fn one_by_one(place: &Place, images: &Images) -> Result<Vec<(f64, f64)>> {
 fn at_once(place: &Place, images: &Images) -> Result<Vec<(f64, f64)>> {
     let options =
         format!("--vms {AT_ONCE} --memory 128M --time 120 --margin 5 --hosts {AT_ONCE} -- ep 36");
-    let mut cluster = Cluster::start(place, images, &here(3 * AT_ONCE), &options)?;
+    let mut cluster = Cluster::start(place, images, &Hosts::here(3 * AT_ONCE), &options)?;
     let status = cluster.until("the program runs", |status| status["phase"] == "running")?;
     let names = status["hosts"].as_array().context("no hosts")?;
     let names: Vec<String> = names

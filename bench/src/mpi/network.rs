@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 use weft_tests::boot::Images;
+use weft_tests::namespace::{Star, missing};
 
-use super::cluster::{Cluster, Said, here, number_after};
+use super::cluster::{Cluster, Hosts, Said, number_after};
 use crate::ping::{Ping, Step, Track, draw};
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
@@ -17,6 +18,9 @@ const TRIP_S: u32 = 20;
 const STREAM_S: u32 = 10;
 /// Two machines.
 const MACHINES: &str = "--vms 2 --memory 128M --time 60 --margin 5";
+/// A tap device of each host on a VXLAN, and what that carries.
+const TAP: &str = "weft0";
+const MTU: u32 = 1450;
 /// In the environment: where a picture of the last row goes.
 const PICTURE: &str = "WEFT_PICTURE";
 /// The moves begin so long after the program, and after each other: both are measured alone.
@@ -45,8 +49,9 @@ impl Trips {
 pub fn network(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     let about = format!(
         "Two machines with a rank each, on this host once or twice. A round trip is one byte to and \
-         fro by Open MPI over TCP, for {TRIP_S} s; both ranks wait busily. In the last row the first \
-         machine moves to a third host after some seconds, and then the second one to another. Both rows \
+         fro by Open MPI over TCP, for {TRIP_S} s; both ranks wait busily. With moves the first \
+         machine goes to a third host after some seconds, and then the second one to another; \
+         VXLAN: hosts are network namespaces, machines talk over the site's VXLAN (`--tap`). Rows \
          without moves show what this host's other work does to the longest trip."
     );
     let head = [
@@ -67,7 +72,7 @@ pub fn network(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
                 Cluster::start(
                     place,
                     images,
-                    &here(hosts),
+                    &Hosts::here(hosts),
                     &format!("{options} talk {what}"),
                 )?
                 .finish()
@@ -88,28 +93,61 @@ pub fn network(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
         row.push(digits(median(&streams)));
         table.rows.push(row);
     }
+    let own = moves(place, images, repeat, &mut samples, "", || {
+        Ok((Hosts::here(6), None))
+    })?;
+    let mut row = vec!["on two hosts, each moves once".to_owned()];
+    row.extend(own);
+    table.rows.push(row);
+    match missing() {
+        Some(why) => eprintln!("weft-bench: not measured, moves between hosts of a VXLAN: {why}"),
+        None => {
+            let tap = format!("--tap {TAP}");
+            let site = moves(place, images, repeat, &mut samples, &tap, || {
+                let star = Star::new(7)?;
+                star.vxlan(&[1, 2, 3, 4, 5, 6], TAP, MTU)?;
+                Ok((Hosts::of_star(&star, 6)?, Some(star)))
+            })?;
+            let mut row = vec!["the same, over a VXLAN".to_owned()];
+            row.extend(site);
+            table.rows.push(row);
+        }
+    }
+    table.samples = json!(samples);
+    Ok(table)
+}
+
+/// The cells of a row with moves, but its name. `hosts`: as many as are needed, and what they
+/// last as long as.
+fn moves(
+    place: &Place,
+    images: &Images,
+    repeat: usize,
+    samples: &mut Vec<Value>,
+    options: &str,
+    hosts: impl Fn() -> Result<(Hosts, Option<Star>)>,
+) -> Result<Vec<String>> {
     let (mut medians, mut longest) = (Vec::new(), Vec::new());
     for _ in 0..repeat {
-        let (trips, moves) = moved(place, images)?;
+        let (hosts, _star) = hosts()?;
+        let (trips, moves) = moved(place, images, &hosts, options)?;
         medians.push(trips.median_us);
         longest.push(trips.longest_ms);
         let steps: Vec<(f64, f64)> = moves.iter().map(|it| (it.from_s, it.until_s)).collect();
-        samples.push(json!({ "hosts": 2, "pieces": trips.listed(), "moves": steps }));
-        if let Some(file) = std::env::var_os(PICTURE) {
+        samples.push(
+            json!({ "hosts": 2, "options": options, "pieces": trips.listed(), "moves": steps }),
+        );
+        if options.is_empty()
+            && let Some(file) = std::env::var_os(PICTURE)
+        {
             std::fs::write(file, picture(&trips, moves))?;
         }
     }
     let longest = median(&longest);
-    let mut row = vec![
-        "on two hosts, each moves once".to_owned(),
-        digits(median(&medians)),
-        digits(longest),
-    ];
-    row.extend(Goal::AtMost(GAP_MS).cells(longest));
-    row.push("—".to_owned());
-    table.rows.push(row);
-    table.samples = json!(samples);
-    Ok(table)
+    let mut cells = vec![digits(median(&medians)), digits(longest)];
+    cells.extend(Goal::AtMost(GAP_MS).cells(longest));
+    cells.push("—".to_owned());
+    Ok(cells)
 }
 
 fn trips(said: &Said) -> Result<Trips> {
@@ -149,10 +187,15 @@ fn picture(trips: &Trips, steps: Vec<Step>) -> String {
 
 /// The machines' hosts are released one after the other. The moves, in seconds since the program
 /// began.
-fn moved(place: &Place, images: &Images) -> Result<(Trips, Vec<Step>)> {
+fn moved(
+    place: &Place,
+    images: &Images,
+    hosts: &Hosts,
+    options: &str,
+) -> Result<(Trips, Vec<Step>)> {
     // The third host has none of them, so each moves once.
-    let options = format!("{MACHINES} --hosts 3 -- talk trip {TRIP_S}");
-    let mut cluster = Cluster::start(place, images, &here(6), &options)?;
+    let options = format!("{MACHINES} {options} --hosts 3 -- talk trip {TRIP_S}");
+    let mut cluster = Cluster::start(place, images, hosts, &options)?;
     let mut steps = Vec::new();
     let mut begun = None;
     for machine in 0..2 {

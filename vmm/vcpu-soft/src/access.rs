@@ -301,6 +301,11 @@ impl Cpu {
                 return Ok(Place::Memory(pointer));
             }
         }
+        if by == self.party()
+            && let Some(pointer) = self.tlbs[by.class()].recall(address, write)
+        {
+            return Ok(Place::Memory(pointer));
+        }
         let walked = self.walk(address, need, by)?;
         let held = match self.memory.held(walked.page, Access::Write) {
             Some(host) if write || walked.writable => Ok((host, true)),
