@@ -9,9 +9,9 @@
 //! - An invalid tag lies in a page of another index, so it never hits.
 //! - With CR4.SMAP the supervisor's TLB has a user page only while RFLAGS.AC is
 //!   set, and as [`OPEN`].
-//! - Two pages of one index would push each other out. What is pushed out becomes a *victim*
-//!   (Jouppi 1990), of which the last few are kept: whatever holds for entries holds for them,
-//!   but that generated code does not look there.
+//! - Two pages of one index would push each other out. A page that was pushed out is a *victim*
+//!   (Jouppi 1990). The last [`VICTIMS`] are kept. All of these invariants hold for victims, too,
+//!   but generated code does not look at them.
 //! - A write tag is there only while the page is held for writing, is dirty in
 //!   the guest's page tables, and nobody decoded code from it.
 
