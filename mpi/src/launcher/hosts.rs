@@ -158,8 +158,8 @@ impl Launcher {
                 && unseen.is_none_or(|unseen| unseen > UNSEEN_MAX)
                 && host.sees(**machine) == Some(false)
         });
-        let unheard = unseen.map(|(machine, live)| match &live.doubt {
-            Some((underway, since)) => (*machine, self.unheard(*machine, underway, *since)),
+        let unheard = unseen.map(|(machine, live)| match doubt(live) {
+            Some((underway, since)) => (*machine, self.unheard(*machine, underway, since)),
             None => (*machine, Unheard::Lost),
         });
         let name = self.fleet.name(id);
@@ -283,11 +283,8 @@ impl Launcher {
         let machines = self.fleet.machines.iter();
         let there = machines.filter(|(_, live)| live.at == Some(id));
         let underway = there.filter_map(|(machine, live)| {
-            let (underway, since) = match (&live.task, &live.doubt) {
-                (Some(underway), _) => (underway, ended),
-                (None, Some((underway, since))) => (underway, *since),
-                (None, None) => return None,
-            };
+            let task = live.task.as_ref().map(|underway| (underway, ended));
+            let (underway, since) = task.or_else(|| doubt(live))?;
             Some((*machine, self.unheard(*machine, underway, since)))
         });
         let mut is_known = true;
@@ -348,10 +345,7 @@ impl Launcher {
                     _ => Unheard::Lost,
                 }
             }
-            // Later it may have gone on, and the files are not what it was.
-            (Task::Save { folder, .. }, _)
-                if since.elapsed() < DOUBT_MAX && Set::open(folder).is_ok() =>
-            {
+            (Task::Save { folder, .. }, _) if Set::open(folder).is_ok() => {
                 Unheard::Saved(folder.clone())
             }
             _ => Unheard::Lost,
@@ -407,4 +401,12 @@ impl Launcher {
         let _ = std::fs::remove_file(self.folder.file(&format!("token-{}", id.0)));
         self.watch();
     }
+}
+
+/// The order that failed last, if it may have been carried out. After a save that failed long ago
+/// the machine has gone on: the files are not what it was.
+fn doubt(live: &LiveMachine) -> Option<(&Underway, Instant)> {
+    let (underway, since) = live.doubt.as_ref()?;
+    let is_old = matches!(underway.task, Task::Save { .. }) && since.elapsed() >= DOUBT_MAX;
+    (!is_old).then_some((underway, *since))
 }
